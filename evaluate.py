@@ -1,0 +1,116 @@
+"""Evaluation (section 4): success by site of a decomposer and an actor, over several runs.
+
+    python evaluate.py --adapters runs/rl --tasks pocket-eval --out runs/eval-rl        # after joint RL
+    python evaluate.py --tasks pocket-eval --out runs/eval-sft                          # after SFT
+    python evaluate.py --no-plan --actor checkpoints/actor-no-plan --out runs/eval-no-plan
+
+One plan a task at temperature 0, then one episode of at most T steps, as in the paper. Prints the success table and
+writes it beside the episodes as results.md, .csv and .json. Running the same command again goes on where it stopped;
+nothing is played twice.
+"""
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from jhima import analysis
+from jhima.engine import default_dtype
+from jhima.policy import check_checkpoint, load_policy
+from jhima.rollout import Agents, Sampling, rollout, seed_of
+from jhima.runs import environment, same_run
+from jhima.sampler import LocalSampler
+from jhima.tasks import Task, load_tasks
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--decomposer", default="checkpoints/decomposer", help="checkpoint (default: %(default)s)")
+    add("--actor", default="checkpoints/actor", help="checkpoint (default: %(default)s)")
+    add("--adapters", type=Path, help="run directory of train_rl.py whose adapters to add (default: none)")
+    add("--no-plan", action="store_true", help="an actor alone, without subtasks")
+    add("--tasks", default="pocket-eval", help="a WebArena task file, or: pocket, pocket-eval (default: %(default)s)")
+    add("--limit", type=int, help="only the first N tasks")
+    add("--out", type=Path, default=Path("runs/eval"), help="run directory (default: %(default)s)")
+    add("--runs", type=int, default=4, help="independent runs (default: %(default)s)")
+    add("--T", type=int, default=15, help="steps an episode, at most (default: %(default)s)")
+    add("--temperature", type=float, default=0.0, help="of the actor; the plan's is 0 (default: %(default)s)")
+    add("--plan-tokens", type=int, default=512, help="token budget of a plan (default: %(default)s)")
+    add("--action-tokens", type=int, default=256, help="token budget of an action (default: %(default)s)")
+    add("--concurrency", type=int, default=32, help="browser contexts at once (default: %(default)s)")
+    add("--browsers", type=int, default=1, help="Chromium processes (default: %(default)s)")
+    add("--full", action="store_true", help="the pocket arena at 1280x720 with longer, shuffled lists")
+    add("--judge-url", help="OpenAI-compatible endpoint for fuzzy_match (default: OpenAI's; pocket: its own)")
+    add("--judge-model", default="gpt-5.2-codex", help="(default: %(default)s)")
+    add("--prompt", type=Path, help="JSON file of prompts over the checkpoints' own")
+    add("--seed", type=int, default=0, help="(default: %(default)s)")
+    return parser.parse_args()
+
+
+def main() -> None:
+    # ---- 1. Arguments, checked before anything is loaded ----
+    args = parse_args()
+    roles = ("actor",) if args.no_plan else ("decomposer", "actor")
+    try:
+        for role in roles:
+            check_checkpoint(getattr(args, role), f"deepspeed train_sft.py --role {role}")
+        adapters = {role: args.adapters / role for role in roles if args.adapters and (args.adapters / role).is_dir()}
+        if args.adapters and not adapters:
+            raise ValueError(f"{args.adapters}: holds no adapters; expected a finished run of train_rl.py")
+        tasks = load_tasks(args.tasks)[:args.limit]
+        same_run(args, "evaluate.py", free={"concurrency", "browsers", "runs", "judge_url"})
+    except ValueError as error:
+        sys.exit(f"evaluate.py: {error}")
+
+    # ---- 2. Models ----
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    policies = {role: load_policy(getattr(args, role), device, default_dtype(device), adapter=adapters.get(role),
+                                  prompts=args.prompt).eval() for role in roles}
+    samplers = {role: LocalSampler(policy) for role, policy in policies.items()}
+    actor_prompts = policies["actor"].prompts
+    agents = Agents(samplers.get("decomposer"), samplers["actor"],
+                    policies["decomposer"].prompts if "decomposer" in policies else actor_prompts, actor_prompts)
+
+    # ---- 3. Episodes ----
+    asyncio.run(play(args, agents, tasks))
+
+    # ---- 4. Table ----
+    table = analysis.success_table(analysis.read_groups(args.out))
+    for name, text in (("md", analysis.markdown(table)), ("csv", analysis.csv_text(table)), ("json", analysis.json_text(table))):
+        (args.out / f"results.{name}").write_text(text, "utf-8")
+    print(analysis.markdown(table))
+
+
+async def play(args: argparse.Namespace, agents: Agents, tasks: list[Task]) -> None:
+    with tqdm(total=args.runs * len(tasks), desc="evaluate", unit="episode") as bar:
+        won, played = 0, 0
+
+        def finished(e) -> None:
+            nonlocal won, played
+            won, played = won + (e.reward or 0), played + (e.reward is not None)
+            bar.update()
+            bar.set_postfix(success=f"{won}/{played}")
+
+        async with environment(args) as env, asyncio.TaskGroup() as group:
+            for run in range(args.runs):
+                how = Sampling(0.0, args.temperature, args.plan_tokens, args.action_tokens, seed_of(args.seed, "evaluate", run))
+                for task in tasks:
+                    folder = args.out / "rollouts" / f"run_{run}" / task.id
+                    group.create_task(rollout(env, agents, task, 1, 1, args.T, how, folder, finished))
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1" if not torch.cuda.is_available() else "8")))
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("evaluate.py: stopped; run the same command to go on")
+    except ExceptionGroup as group:
+        raise group.exceptions[0] from None

@@ -1,0 +1,1 @@
+"""JHiMA-WebRL: joint hierarchical multi-agent reinforcement learning for web agents."""

@@ -1,0 +1,476 @@
+"""How agents see and act: real Chromium, driven through async Playwright with mouse and keyboard events.
+
+A `Session` is one episode's browser context; `Browsers` owns the processes. Every wait has a deadline. What is not
+the agent's doing (a dead browser, a silent site, HTTP 5xx) is an EnvironmentFailure; an action that could not do
+anything is a short note.
+
+Instead of sleeping, `settle` waits until nothing happens any more: one script in the page watches its DOM, one
+counter its requests. Instead of routing requests through Python, which costs a round trip each and turns the cache
+off, the context has a proxy that nobody answers, and an exception for each of the lease's hosts.
+"""
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import shutil
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, AsyncIterator, Coroutine
+from urllib.parse import urlsplit, urlunsplit
+
+from playwright.async_api import Browser, BrowserContext, CDPSession, Dialog, Page, Playwright, Request, async_playwright
+from playwright.async_api import Error as PlaywrightError
+
+from .actions import Action
+from .failures import EnvironmentFailure
+from .helpers import within
+
+if TYPE_CHECKING:
+    from .arena import Lease
+
+# The last three make pixels the same on every machine and every run.
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+         "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
+         "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",       # WebRTC would go past the proxy
+         "--disable-smooth-scrolling", "--font-render-hinting=none", "--disable-lcd-text"]
+START = 30.0                                    # seconds for a driver or a browser process to start
+NOWHERE = "http://127.0.0.1:9"                  # the discard port: a proxy that refuses every connection
+ENDLESS = {"eventsource", "websocket", "media", "ping"}     # requests that may last as long as their page
+QUIET = 0.05                                    # seconds without a request or a change that count as settled
+LONGEST_TEXT, LONGEST_WAIT, MOST_PRESSES, MOST_NOTES = 1000, 10.0, 50, 5
+
+# Runs before a page's own scripts. The blinking caret would make two screenshots of one state differ.
+WATCH = """(() => {
+  const seen = {changed: performance.now()};
+  const touch = () => { seen.changed = performance.now(); };
+  new MutationObserver(touch).observe(document, {subtree: true, childList: true, attributes: true, characterData: true});
+  document.addEventListener('scroll', touch, {capture: true, passive: true});
+  const style = new CSSStyleSheet();
+  style.replaceSync('* { caret-color: transparent !important }');
+  document.adoptedStyleSheets = [style];
+  Object.defineProperty(window, '__seen', {value: seen});
+})()"""
+
+# Resolves with the page's HTTP status (0: unknown) once it is loaded, runs no transition that ends, and has not
+# changed for `quiet` ms; or after `cap` ms. `acted`: the quiet time starts now, for what just happened may have
+# consequences.
+SETTLED = """([quiet, cap, acted]) => new Promise(resolve => {
+  const begun = performance.now(), ends = a => a.playState === 'running' && isFinite(a.effect?.getComputedTiming().endTime);
+  const look = () => {
+    const now = performance.now(), since = Math.max(window.__seen?.changed ?? 0, acted ? begun : 0);
+    const quieted = document.readyState === 'complete' && now - since >= quiet && !document.getAnimations().some(ends);
+    if (quieted || now - begun >= cap) resolve(performance.getEntriesByType('navigation')[0]?.responseStatus ?? 0);
+    else setTimeout(look, 10);
+  };
+  look();
+})"""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What an agent sees: the viewport as PNG, width x height pixels (one a CSS pixel), and the page's URL."""
+    png: bytes
+    url: str
+    width: int
+    height: int
+
+
+def host_of(url: str) -> str:
+    """host:port of an http(s) URL, "" for any other text. localhost counts as 127.0.0.1.
+
+    >>> host_of("http://localhost:7770/a"), host_of("https://example.com"), host_of("javascript:alert(1)")
+    ('127.0.0.1:7770', 'example.com:443', '')
+    """
+    try:
+        parts = urlsplit(url)
+        port = parts.port or {"http": 80, "https": 443}[parts.scheme]
+    except (ValueError, KeyError):
+        return ""
+    return f"{'127.0.0.1' if parts.hostname == 'localhost' else parts.hostname}:{port}"
+
+
+def _is_main(request: Request) -> bool:
+    """Does this request load a tab's page, rather than a part of one?"""
+    if not request.is_navigation_request():
+        return False
+    try:
+        return request.frame.parent_frame is None
+    except PlaywrightError:         # a new tab's first request comes before its tab
+        return True
+
+
+class Session:
+    """One episode's browser context with its tabs; the newest open tab is the current `page`.
+
+    Seconds: `operation` bounds one operation, `navigation` the loading of a page, `cap` the wait for it to settle.
+    Every method raises EnvironmentFailure for what is not the agent's doing.
+    """
+
+    def __init__(self, context: BrowserContext, lease: Lease, operation: float, navigation: float, cap: float) -> None:
+        self.context, self.operation, self.navigation, self.cap = context, operation, navigation, cap
+        self.width, self.height = lease.viewport
+        self._origins = {host_of(url): "{0.scheme}://{0.netloc}".format(urlsplit(url)) for url in lease.urls.values()}
+        self._tabs: list[Page] = []
+        self._consoles: dict[Page, CDPSession] = {}
+        self._pointer = (self.width / 2, self.height / 2)
+        self._pending: set[Request] = set()
+        self._idle = asyncio.Event()
+        self._events = 0                # requests begun and ended so far
+        self._notes: list[str] = []     # on the action in progress
+        self._left_for = ""             # the foreign host that it tried to open
+        self._broken = ""               # the last page that did not load, and why
+        context.set_default_timeout(operation * 1000)
+        context.set_default_navigation_timeout(navigation * 1000)
+        context.on("request", self._began)
+        context.on("requestfinished", self._ended)
+        context.on("requestfailed", self._failed)
+        context.on("dialog", self._accept)
+
+    @property
+    def page(self) -> Page:
+        return self._tabs[-1]
+
+    async def open(self) -> None:
+        """Opens the first tab; for `Browsers.session`."""
+        await self._do(self.context.add_init_script(WATCH), "preparing the context")
+        self._follow(await self.new_page())
+
+    async def new_page(self) -> Page:
+        """A page beside the agent's tabs, for scoring: same cookies, never the current page."""
+        return await self._do(self.context.new_page(), "opening a page")
+
+    async def goto(self, url: str) -> None:
+        """Opens an episode's page; what the tab showed before is forgotten, so the agent cannot go back to it."""
+        await self._load(self.page.goto(url, wait_until="commit"), f"opening {url}")
+        await self.settle()
+        await self._do((await self._console()).send("Page.resetNavigationHistory"), "forgetting the history")
+
+    async def observe(self) -> Observation:
+        await self.settle(acted=False)
+        shot = {"format": "png", "optimizeForSpeed": True}
+        for attempt in range(3):
+            try:
+                png = (await self._do((await self._console()).send("Page.captureScreenshot", shot), "a screenshot"))["data"]
+                return Observation(base64.b64decode(png), self.page.url, self.width, self.height)
+            except EnvironmentFailure as failure:       # the page moved to another process just then
+                if attempt == 2 or "Not attached" not in failure.detail:
+                    raise
+                await self.settle()
+
+    async def settle(self, acted: bool = True) -> int:
+        """Waits until page, requests and DOM are quiet; returns the page's HTTP status (0: unknown).
+
+        A page that never falls quiet is taken as it is after `cap` seconds; one that is still being loaded has
+        until the `navigation` deadline. A page of a foreign host is left again, with a note.
+        """
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        while True:
+            page, events = self.page, self._events
+            status = await self._look(acted, max(0.0, began + self.cap - clock()))
+            if page is self.page and events == self._events and not self._pending:
+                break
+            loading = next((r for r in self._pending if _is_main(r)), None)
+            left = began + (self.navigation if loading else self.cap) - clock()
+            if left <= 0 and loading:
+                raise EnvironmentFailure("deadline", f"{loading.url[:200]}: not loaded in {self.navigation:g} s")
+            if left <= 0:
+                self._pending.clear()           # what outlasts one wait is not waited for again
+                break
+            if self._pending:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._idle.wait(), left)
+        if self.page.url.startswith("chrome-error:"):
+            if not self._left_for:
+                raise EnvironmentFailure("site", self._broken or "a page did not load")
+            await self._turn_back()
+            return await self.settle()
+        if status >= 500 or status in (410, 429):       # 410: the world is gone; 429: the site rations its visitors
+            raise EnvironmentFailure("site", f"{self.page.url[:200]}: HTTP {status}")
+        return status
+
+    async def perform(self, action: Action) -> str:
+        """Carries out one action and lets the page settle; returns "" or notes on what was special or why not.
+
+        Points outside the viewport are moved to its edge.
+        """
+        self._notes, self._left_for = [], ""
+        mouse, keyboard = self.page.mouse, self.page.keyboard
+        match action.kind:
+            case "answer" | "stop":
+                return ""
+            case "click":
+                count = min(max(action.count, 1), 3)
+                click = mouse.click(*self._point(action.x, action.y), button=action.button, click_count=count)
+                await self._do(click, "a click")
+            case "hover":
+                await self._do(mouse.move(*self._point(action.x, action.y)), "a move of the mouse")
+            case "drag":
+                await self._do(self._drag(action), "a drag")
+            case "scroll":
+                centre = self.width / 2, self.height / 2
+                at = self._point(*(centre if action.x is None else (action.x, action.y)))
+                await self._do(mouse.move(*at), "a move of the mouse")
+                dx, dy = (min(max(-10_000.0, d), 10_000.0) for d in (action.dx, action.dy))
+                await self._do(mouse.wheel(dx, dy), "a scroll")
+            case "type":
+                for i in range(0, min(len(action.text), LONGEST_TEXT), 100):    # each part has its own deadline
+                    await self._do(keyboard.type(action.text[i:min(i + 100, LONGEST_TEXT)]), "typing")
+                if len(action.text) > LONGEST_TEXT:
+                    self._note(f"only the first {LONGEST_TEXT} characters were typed")
+            case "key":
+                await self._press(action)
+            case "wait":
+                await asyncio.sleep(min(max(0.0, action.seconds), LONGEST_WAIT))
+            case "goto":
+                await self._visit(action.text)
+            case "back" | "forward":
+                await self._turn(action.kind)
+        await self.settle()
+        return "; ".join(self._notes)
+
+    # ---- actions ----
+
+    def _point(self, x: float | None, y: float | None) -> tuple[float, float]:
+        """Where the pointer goes: the pixel that (x, y) lies in, inside the viewport, or where the pointer is."""
+        if x is not None and y is not None:         # Chromium would round 23.9 up, onto the next pixel
+            self._pointer = int(min(max(0.0, x), self.width - 1)), int(min(max(0.0, y), self.height - 1))
+        return self._pointer
+
+    async def _drag(self, action: Action) -> None:
+        mouse = self.page.mouse
+        await mouse.move(*self._point(action.x, action.y))
+        await mouse.down(button=action.button)
+        await mouse.move(*self._point(*(action.to or (None, None))), steps=12)      # pages watch for moves on the way
+        await mouse.up(button=action.button)
+
+    async def _press(self, action: Action) -> None:
+        for key in (["+".join(action.keys)] if action.chord else action.keys) * min(max(action.times, 1), MOST_PRESSES):
+            try:
+                await self._do(self.page.keyboard.press(key), "a key")
+            except EnvironmentFailure as failure:
+                if "Unknown key" not in failure.detail:
+                    raise
+                return self._note(f"no such key: {key[:40]}")
+
+    async def _visit(self, text: str) -> None:
+        """Opens a URL that the agent wrote, on the origin as the lease spells it: cookies tell localhost from 127.0.0.1."""
+        url = text.strip() if "://" in text else f"http://{text.strip()}"
+        origin = self._origins.get(host_of(url))
+        if origin is None:
+            return self._note(f"not on the task's sites: {text[:80]}")
+        parts = urlsplit(url)
+        target = origin + urlunsplit(("", "", parts.path or "/", parts.query, parts.fragment))
+        try:
+            await self._load(self.page.goto(target, wait_until="commit"), f"opening {target[:200]}")
+        except EnvironmentFailure as failure:
+            if not self._left_for and "ERR_ABORTED" not in failure.detail and "Download" not in failure.detail:
+                raise       # neither redirected to a foreign host nor an answer without a page
+
+    async def _turn(self, way: str) -> None:
+        """One page back or forward in the tab's history; never to the blank page where a tab begins."""
+        history = await self._do((await self._console()).send("Page.getNavigationHistory"), "reading the history")
+        wanted = history["currentIndex"] + (1 if way == "forward" else -1)
+        if not 0 <= wanted < len(history["entries"]) or history["entries"][wanted]["url"] == "about:blank":
+            return self._note(f"there is no page to go {way} to")
+        turn = self.page.go_forward if way == "forward" else self.page.go_back
+        await self._load(turn(wait_until="commit"), f"going {way}")
+
+    async def _turn_back(self) -> None:
+        """Leaves the browser's error page: closes the tab that opened with it, or goes back."""
+        page = self.page
+        await self._load(page.go_back(wait_until="commit"), "going back")
+        if page.url.startswith("chrome-error:") and len(self._tabs) > 1:
+            await self._do(page.close(), "closing a tab")
+            self._closed(page)
+        self._left_for = ""         # the next error page is no longer the foreign host's
+
+    # ---- waiting ----
+
+    async def _do(self, work: Coroutine, doing: str):
+        return await within(self.operation, work, doing)
+
+    async def _load(self, work: Coroutine, doing: str):
+        return await within(self.navigation, work, doing)
+
+    async def _look(self, acted: bool, left: float) -> int:
+        page = self.page
+        try:
+            # A busy page does not answer, so `operation` bounds this too, beyond the `left` seconds it may take.
+            return await within(self.operation + left, page.evaluate(SETTLED, [QUIET * 1000, left * 1000, acted]), "settling")
+        except EnvironmentFailure as failure:
+            if page is self.page and "context was destroyed" not in failure.detail:
+                raise
+            self._events += 1       # a new page or tab came: look at that
+            return 0
+
+    async def _console(self) -> CDPSession:
+        page = self.page
+        if page not in self._consoles:
+            self._consoles[page] = await self._do(self.context.new_cdp_session(page), "attaching to a tab")
+        return self._consoles[page]
+
+    # ---- what the browser tells ----
+
+    def _note(self, text: str) -> None:
+        if text not in self._notes and len(self._notes) < MOST_NOTES:
+            self._notes.append(text)
+
+    def _follow(self, page: Page) -> None:
+        self._tabs.append(page)
+        page.on("popup", self._follow)
+        page.on("close", self._closed)
+        page.on("download", lambda _download: self._note("downloads are not allowed"))
+
+    def _closed(self, page: Page) -> None:
+        if len(self._tabs) > 1 and page in self._tabs:
+            self._tabs.remove(page)
+            self._pending.clear()           # its requests may never be reported as ended
+            self._idle.set()
+
+    def _began(self, request: Request) -> None:
+        if request.resource_type not in ENDLESS:
+            self._pending.add(request)
+            self._events += 1
+            self._idle.clear()
+
+    def _ended(self, request: Request) -> None:
+        if request in self._pending:
+            self._pending.remove(request)
+            self._events += 1
+            if not self._pending:
+                self._idle.set()
+
+    def _failed(self, request: Request) -> None:
+        if _is_main(request):
+            host = host_of(request.url)
+            if host in self._origins:
+                self._broken = f"{request.url[:200]}: {request.failure}"
+            else:
+                self._left_for = host
+                self._note(f"not on the task's sites: {host}")
+        self._ended(request)
+
+    async def _accept(self, dialog: Dialog) -> None:
+        self._note(f"the page asked {dialog.message[:200]!r}: accepted")
+        with suppress(PlaywrightError, TimeoutError):       # a dead page fails in what waits for it
+            await asyncio.wait_for(dialog.accept(dialog.default_value), self.operation)
+
+
+def find_chromium(driver: Playwright) -> str:
+    """The browser to run. Raises RuntimeError where there is none."""
+    wanted = os.environ.get("CHROMIUM")
+    names = [wanted] if wanted else [driver.chromium.executable_path, "chromium", "chromium-browser", "google-chrome"]
+    for name in names:
+        if path := shutil.which(name):
+            return path
+    raise RuntimeError(f"no Chromium at {', '.join(names)}: set CHROMIUM=/path/to/it, run `playwright install chromium`, "
+                       f"or put chromium, chromium-browser or google-chrome on PATH")
+
+
+@dataclass(eq=False)
+class _Chromium:
+    """A browser process with a driver of its own: a driver is one thread, and its death would be everybody's."""
+    driver: Playwright
+    browser: Browser
+    open: int = 0                   # contexts now
+    served: int = 0                 # contexts so far
+    # Contexts open a few at a time: all at once, each would wait for all others and miss its deadline.
+    opening: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(4))
+
+
+class Browsers:
+    """`count` Chromium processes that share the sessions between them; an async context manager.
+
+    A process that died or cannot close a context is replaced; so is one that has served `recycle` contexts, since
+    browsers grow with use: it closes when its last session ends. Deadlines in seconds, as in `Session`.
+    """
+
+    def __init__(self, count: int = 1, operation: float = 15.0, navigation: float = 30.0, cap: float = 5.0,
+                 recycle: int = 200) -> None:
+        self.count, self.operation, self.navigation, self.cap, self.recycle = count, operation, navigation, cap, recycle
+        self._pool: list[_Chromium] = []
+        self._lock = asyncio.Lock()
+        self._cleaning: set[asyncio.Task] = set()
+
+    async def __aenter__(self) -> Browsers:
+        self._pool.append(await self._launch())         # so that a missing browser is told before anything else
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        for chromium in list(self._pool):
+            self._retire(chromium)
+        while self._cleaning:
+            await asyncio.wait(self._cleaning)
+
+    @asynccontextmanager
+    async def session(self, lease: Lease) -> AsyncIterator[Session]:
+        """A context of its own for one episode; it reaches the lease's hosts only and is closed on every way out."""
+        hosts = {host_of(url) for url in lease.urls.values()}
+        hosts |= {host.replace("127.0.0.1:", "localhost:") for host in hosts}
+        chromium, context = await self._take(), None
+        try:
+            async with chromium.opening:
+                context = await within(self.operation, chromium.browser.new_context(
+                    viewport=dict(zip(("width", "height"), lease.viewport)), device_scale_factor=1, locale="en-US",
+                    extra_http_headers=lease.headers, accept_downloads=False, service_workers="block",
+                    proxy={"server": NOWHERE, "bypass": ",".join(sorted(hosts))}), "opening a context")
+                session = Session(context, lease, self.operation, self.navigation, self.cap)
+                await session.open()
+            yield session
+        finally:
+            await asyncio.shield(self._clean(self._release(chromium, context)))
+
+    async def _take(self) -> _Chromium:
+        """The least busy browser, after replacing those that are dead or worn."""
+        async with self._lock:
+            for chromium in list(self._pool):
+                if not chromium.browser.is_connected() or chromium.served >= self.recycle:
+                    self._retire(chromium)
+            while len(self._pool) < self.count:
+                self._pool.append(await self._launch())
+            chromium = min(self._pool, key=lambda c: (c.open, c.served))
+            chromium.open += 1
+            chromium.served += 1
+            return chromium
+
+    async def _launch(self) -> _Chromium:
+        driver = await within(START, async_playwright().start(), "starting Playwright")
+        try:
+            launch = driver.chromium.launch(executable_path=find_chromium(driver), args=FLAGS)
+            return _Chromium(driver, await within(START, launch, "starting Chromium"))
+        except BaseException:
+            with suppress(EnvironmentFailure):
+                await within(self.operation, driver.stop(), "stopping Playwright")
+            raise
+
+    async def _release(self, chromium: _Chromium, context: BrowserContext | None) -> None:
+        closed = False
+        if context is not None:
+            with suppress(EnvironmentFailure):
+                await within(self.operation, context.close(), "closing a context")
+                closed = True
+        chromium.open -= 1
+        if not closed and chromium in self._pool:
+            self._retire(chromium)
+        elif chromium not in self._pool and not chromium.open:
+            await self._close(chromium)
+
+    def _retire(self, chromium: _Chromium) -> None:
+        """No new session; the process ends with its last one."""
+        self._pool.remove(chromium)
+        if not chromium.open:
+            self._clean(self._close(chromium))
+
+    async def _close(self, chromium: _Chromium) -> None:
+        for work in (chromium.browser.close, chromium.driver.stop):     # the driver kills what did not close
+            with suppress(EnvironmentFailure):
+                await within(self.operation, work(), "closing a browser")
+
+    def _clean(self, work: Coroutine) -> asyncio.Task:
+        """Runs a clean-up to its end even if the one who asked for it is cancelled."""
+        task = asyncio.create_task(work)
+        self._cleaning.add(task)
+        task.add_done_callback(self._cleaning.discard)
+        return task

@@ -1,0 +1,148 @@
+"""What flows from rollout to training and report, and how it lies on disk.
+
+    RUN/rollouts/<batch>/<task>/group.json, first.png            a task's plans, and what the decomposer saw
+    RUN/rollouts/<batch>/<task>/p<i>_e<j>/episode.json, step_*.png   episode j under plan i
+
+A file appears whole or not at all, and an episode's JSON after its screenshots: a rollout that was killed is
+finished by running it again, and no finished episode is played twice.
+"""
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .actions import Action, Turn
+from .tasks import Task
+
+
+@dataclass(frozen=True)
+class Plan:
+    """d_i: the decomposer's reply and the subtasks read from it."""
+    text: str
+    subtasks: list[str]
+    prompt_ids: list[int] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    logps: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One observation and the actor's turn on it. `note` is what the browser said of an action without effect."""
+    screenshot: bytes
+    width: int
+    height: int
+    url: str
+    turn: Turn
+    note: str
+    reply: str
+    prompt_ids: list[int] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    logps: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Episode:
+    """tau_ij. `reward` is None where the environment failed for good: then `failure` says how."""
+    task_id: str
+    plan: int
+    episode: int
+    steps: list[Step]
+    reward: int | None
+    failure: dict | None
+    answer: str
+    final_url: str
+    checks: list[dict]
+    seconds: float
+    retries: int
+
+
+@dataclass
+class Group:
+    """One task's K plans and their M episodes."""
+    task: Task
+    first: bytes
+    plans: list[Plan]
+    episodes: list[list[Episode]]            # [K][M]
+
+    def rewards(self) -> Tensor:
+        """R [K, M] in {0, 1}, NaN where the environment failed."""
+        return torch.tensor([[float("nan") if e.reward is None else float(e.reward) for e in row] for row in self.episodes])
+
+
+def _write(path: Path, data: bytes) -> None:
+    temporary = path.with_name(path.name + ".part")
+    temporary.write_bytes(data)
+    os.replace(temporary, path)
+
+
+def _dump(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def save_plans(folder: Path, task: Task, first: bytes, plans: list[Plan]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(folder / "first.png", first)
+    described = {"id": task.id, "sites": task.sites, "intent": task.intent, "template": task.template}
+    _write(folder / "group.json", _dump({"task": described, "first": "first.png", "plans": [asdict(p) for p in plans]}))
+
+
+def load_plans(folder: Path) -> tuple[bytes, list[Plan]] | None:
+    """A task's first screenshot and plans, or None where they were not finished."""
+    if not (folder / "group.json").exists():
+        return None
+    group = json.loads((folder / "group.json").read_text("utf-8"))
+    return (folder / "first.png").read_bytes(), [Plan(**plan) for plan in group["plans"]]
+
+
+def save_episode(folder: Path, e: Episode) -> None:
+    place = folder / f"p{e.plan}_e{e.episode}"
+    place.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for number, step in enumerate(e.steps):
+        name = f"step_{number:02d}.png"
+        _write(place / name, step.screenshot)
+        row = {k: getattr(step, k) for k in ("width", "height", "url", "note", "reply", "prompt_ids", "ids", "logps")}
+        rows.append(row | {"screenshot": name, "thought": step.turn.thought, "operation": step.turn.operation,
+                           "error": step.turn.error, "warnings": step.turn.warnings,
+                           "actions": [_action_fields(a) for a in step.turn.actions]})
+    fields = {k: getattr(e, k) for k in ("task_id", "plan", "episode", "reward", "failure", "answer", "final_url",
+                                         "checks", "seconds", "retries")}
+    _write(place / "episode.json", _dump(fields | {"steps": rows}))
+
+
+def load_episode(folder: Path, plan: int, episode: int) -> Episode | None:
+    """A finished episode, or None. Raises ValueError naming the file where it cannot be read."""
+    path = folder / f"p{plan}_e{episode}" / "episode.json"
+    if not path.exists():
+        return None
+    try:
+        fields = json.loads(path.read_text("utf-8"))
+        steps = []
+        for row in fields.pop("steps"):
+            actions = tuple(Action(**{k: tuple(v) if isinstance(v, list) else v for k, v in a.items()})
+                            for a in row.pop("actions"))
+            turn = Turn(actions, row.pop("thought"), row.pop("operation"), row.pop("error"), tuple(row.pop("warnings")))
+            steps.append(Step(**row | {"screenshot": (path.parent / row["screenshot"]).read_bytes(), "turn": turn}))
+        return Episode(**fields, steps=steps)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: not an episode of this version ({error!r}); delete it to have it played again") from None
+
+
+def _action_fields(action: Action) -> dict:
+    """The fields of an action that differ from their defaults."""
+    default = Action(action.kind)
+    return {"kind": action.kind} | {k: v for k, v in asdict(action).items() if v != getattr(default, k)}
+
+
+def load_group(folder: Path, task: Task, K: int, M: int) -> Group | None:
+    """A task's finished group, or None where the rollout went on without it."""
+    plans = load_plans(folder)
+    if plans is None:
+        return None
+    episodes = [[load_episode(folder, i, j) for j in range(M)] for i in range(K)]
+    return Group(task, *plans, episodes) if all(e for row in episodes for e in row) else None

@@ -1,0 +1,5 @@
+"""The pocket arena: five small web sites that stand in for WebArena's on any machine.
+
+`python -m jhima.pocket --help` lists what can be run.
+"""
+SITES = ("shopping", "shopping_admin", "reddit", "gitlab", "map")

@@ -1,0 +1,124 @@
+"""The pocket arena's commands.
+
+    python -m jhima.pocket serve      browse the five sites as a person
+    python -m jhima.pocket tasks      print the tasks as a WebArena-Lite-v2 task file
+    python -m jhima.pocket check      is every task solvable, and none solved by doing nothing?
+    python -m jhima.pocket demos      the oracle's trajectories in ScaleCUA's format, with screenshots
+    python -m jhima.pocket teacher    an OpenAI-compatible teacher and judge
+    python -m jhima.pocket model      an untrained pocket model, built from code
+"""
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from pathlib import Path
+
+from . import SITES
+
+WEBARENA_PORTS = dict(zip(SITES, (7770, 7780, 9999, 8023, 3000)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m jhima.pocket", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    serve = commands.add_parser("serve", help="serve the five sites")
+    serve.add_argument("--host", default="127.0.0.1")
+    serve.add_argument("--port", type=int, help="the first of five ports, or 0 for free ones (default: WebArena's)")
+    serve.add_argument("--full", action="store_true", help="longer lists in shuffled order")
+    serve.add_argument("--latency", type=float, default=0.0, help="seconds that every page takes, to measure with")
+    serve.add_argument("--json", action="store_true", help="print one JSON line with the URLs, and stop at end of input")
+
+    tasks = commands.add_parser("tasks", help="print the tasks of a split as JSON")
+    tasks.add_argument("split", choices=("train", "eval"))
+
+    for name, text in (("check", "solve tasks with the oracle and with the do-nothing agent"),
+                       ("demos", "record the oracle's trajectories of training tasks")):
+        sub = commands.add_parser(name, help=text)
+        sub.add_argument("--limit", type=int, help="only the first N tasks")
+        sub.add_argument("--full", action="store_true", help="1280x720, longer lists in shuffled order")
+        sub.add_argument("--concurrency", type=int, default=8)
+        if name == "check":
+            sub.add_argument("--split", choices=("train", "eval", "all"), default="all")
+        else:
+            sub.add_argument("--out", type=Path, default=Path("runs/demos"))
+
+    teacher = commands.add_parser("teacher", help="serve the teacher and judge")
+    teacher.add_argument("--port", type=int, default=8399, help="0: any free one")
+    teacher.add_argument("--json", action="store_true", help="print one JSON line with the URL, and stop at end of input")
+
+    model = commands.add_parser("model", help="write an untrained pocket model")
+    model.add_argument("--out", type=Path, default=Path("checkpoints/pocket-base"))
+    model.add_argument("--hidden", type=int, default=128)
+    model.add_argument("--layers", type=int, default=3)
+
+    args = parser.parse_args()
+    {"serve": _serve, "tasks": _tasks, "check": _check, "demos": _demos, "teacher": _teacher, "model": _model}[args.command](args)
+
+
+def _serve(args: argparse.Namespace) -> None:
+    from .app import listen, make_app
+    from .world import ACCOUNTS
+
+    ports = WEBARENA_PORTS if args.port is None else {s: args.port and args.port + i for i, s in enumerate(SITES)}
+    urls, _ = listen(make_app(args.full, args.latency), ports, args.host)
+    if args.json:
+        print(json.dumps({"urls": urls}), flush=True)
+        sys.stdin.read()                        # the parent closes it, or dies
+        return
+    for site, url in urls.items():
+        user, password = ACCOUNTS.get(site, ("", ""))
+        print(f"{site:15} {url}" + (f"   sign in as {user} / {password}" if user else ""))
+    print("Ctrl-C stops.")
+    _wait_for_interrupt()
+
+
+def _teacher(args: argparse.Namespace) -> None:
+    from .teacher import MODEL, serve_teacher
+
+    with serve_teacher(args.port) as url:
+        if args.json:
+            print(json.dumps({"url": url, "model": MODEL}), flush=True)
+            sys.stdin.read()
+        else:
+            print(f"{MODEL} at {url}\nCtrl-C stops.")
+            _wait_for_interrupt()
+
+
+def _wait_for_interrupt() -> None:
+    try:
+        while True:
+            time.sleep(3600)
+    except KeyboardInterrupt:
+        pass
+
+
+def _tasks(args: argparse.Namespace) -> None:
+    from .generate import task_list
+    print(json.dumps(task_list(args.split), indent=1))
+
+
+def _check(args: argparse.Namespace) -> None:
+    from .check import check
+    failed = asyncio.run(check(args.split, args.limit, args.full, args.concurrency))
+    sys.exit(1 if failed else 0)
+
+
+def _demos(args: argparse.Namespace) -> None:
+    from .check import record
+    asyncio.run(record(args.out, args.limit, args.full, args.concurrency))
+
+
+def _model(args: argparse.Namespace) -> None:
+    from .corpus import corpus
+    from .model import build
+    parameters = build(args.out, corpus(), args.hidden, args.layers)
+    print(f"{args.out}: an untrained Qwen2.5-VL with {parameters:,} parameters")
+
+
+if __name__ == "__main__":
+    main()

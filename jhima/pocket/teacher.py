@@ -1,0 +1,97 @@
+"""A local teacher and judge: an OpenAI-compatible server that answers from the oracle's knowledge.
+
+It lets the real `openai` client, annotate.py and the fuzzy_match judge run with no key and no network. Asked to
+annotate, it looks the task up and gives its template's subtasks; asked to judge, it compares the texts.
+"""
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+import unicodedata
+from collections import Counter
+from contextlib import contextmanager
+from typing import Iterator
+
+from flask import Flask, Response, jsonify, request
+from werkzeug.serving import make_server
+
+from .app import QuietHandler
+from .generate import solutions
+from .intents import Solution
+
+MODEL = "pocket-teacher"
+
+
+def make_teacher() -> Flask:
+    app = Flask(__name__, static_folder=None)
+
+    @app.get("/v1/models")
+    def models() -> Response:
+        return jsonify(object="list", data=[{"id": MODEL, "object": "model", "owned_by": "pocket"}])
+
+    @app.post("/v1/chat/completions")
+    def complete() -> Response | tuple[Response, int]:
+        body = request.get_json(silent=True)
+        if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
+            return jsonify(error={"message": "expected a JSON body with messages", "type": "invalid_request_error"}), 400
+        asked = [_text(message.get("content")) for message in body["messages"] if isinstance(message, dict)]
+        reply = answer(asked[-1] if asked else "")
+        usage = {"prompt_tokens": sum(len(a) for a in asked) // 4, "completion_tokens": len(reply) // 4}
+        return jsonify(id="pocket", object="chat.completion", created=int(time.time()), model=MODEL,
+                       usage=usage | {"total_tokens": sum(usage.values())},
+                       choices=[{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": reply}}])
+    return app
+
+
+@contextmanager
+def serve_teacher(port: int = 0) -> Iterator[str]:
+    """Serves the teacher on localhost in a thread (port 0: any free one); gives its base URL."""
+    server = make_server("127.0.0.1", port, make_teacher(), threaded=True, request_handler=QuietHandler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+    finally:
+        server.shutdown()
+
+
+def _text(content: object) -> str:
+    """The text of a message, whose content is a string or a list of parts."""
+    if isinstance(content, list):
+        return "\n".join(part.get("text", "") for part in content if isinstance(part, dict) and part.get("type") == "text")
+    return content if isinstance(content, str) else ""
+
+
+def answer(prompt: str) -> str:
+    """The teacher's reply to the last user message of a request."""
+    try:
+        asked = json.loads(prompt)
+    except ValueError:
+        asked = None
+    if isinstance(asked, dict) and {"question", "reference", "answer"} <= asked.keys():
+        same = equivalent(str(asked["reference"]), str(asked["answer"]))
+        return f"The answer {'says the same as' if same else 'differs from'} the reference.\nVERDICT: " \
+               f"{'correct' if same else 'incorrect'}"
+    task = re.search(r"^Task: (.*)$", prompt, re.MULTILINE)
+    solution = solutions().get(task[1].strip()) if task else None
+    if solution is None:
+        return "I do not know this task."
+    return annotate(solution, re.findall(r"^Step \d+: (.*)$", prompt, re.MULTILINE))
+
+
+def annotate(solution: Solution, operations: list[str]) -> str:
+    """The subtasks of a solution in the annotation format; an operation done twice in a row is called unnecessary."""
+    goals = " Then ".join(f"{g.goal[0].lower()}{g.goal[1:]}." for g in solution.plan)
+    subtasks = "\n\n".join(f"SUBTASK {n}:\n{g.title}\n- Goal:\n{g.goal}." for n, g in enumerate(solution.plan, 1))
+    twice = [now for before, now in zip(operations, operations[1:]) if now == before]
+    return (f"[SUBGOAL ANALYSIS]\nIn this task {goals}\n\n[SUBTASKS]\n{subtasks}\n\n"
+            f"[UNNECESSARY ACTIONS]\n{'YES: ' + '; '.join(twice) if twice else 'NONE'}")
+
+
+def equivalent(reference: str, said: str) -> bool:
+    """Whether `said` holds every word and number of the reference, in any order, and no other number."""
+    want, got = (Counter(re.findall(r"\d+(?:\.\d+)?|[^\W\d_]+", unicodedata.normalize("NFKC", text).lower().replace(",", "")))
+                 for text in (reference, said))
+    numbers = {word for word in got if word[0].isdigit()} - set(want)
+    return bool(want) and not (want - got) and not numbers

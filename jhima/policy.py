@@ -1,0 +1,246 @@
+"""A policy: Qwen2.5-VL (with or without LoRA) as a distribution over the tokens of a reply.
+
+One place turns a Prompt into token ids, and one computes log-probs; SFT, RL and the local sampler all call them.
+A prompt has two forms: *collapsed*, with one <|image_pad|>, which is stored and is what vLLM expects, and
+*expanded*, with one <|image_pad|> a vision token, which the model reads.
+"""
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import OrderedDict
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch import Tensor, nn
+from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
+
+from .prompts import Prompt, Prompts, load_prompts, save_prompts
+from .vision import MERGE, patches, vision_features
+
+# The language model's seven linear layers and nothing else: a bare suffix list would also hit the vision tower,
+# whose adapters vLLM ignores without a word, so that sampling and training would part.
+LORA_TARGETS = r".*language_model\.layers\.\d+\.(self_attn\.(q|k|v|o)_proj|mlp\.(gate|up|down)_proj)"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One reply to learn from: what the model saw, the ids it said, and how much each token weighs."""
+    prompt_ids: list[int]            # collapsed
+    image: bytes                     # PNG
+    response_ids: list[int]
+    advantage: float = 0.0           # RL: shared by all tokens of the response
+    logps: list[float] | None = None     # RL: what the sampler said their log-probs were
+
+
+class Policy(nn.Module):
+    """model: Qwen2.5-VL, possibly wrapped by PEFT. `tune_vision`: let gradients into the vision tower (full SFT only)."""
+
+    def __init__(self, model: nn.Module, tokenizer, prompts: Prompts, tune_vision: bool = False,
+                 cache_bytes: int = 512 << 20) -> None:
+        super().__init__()
+        self.model, self.tokenizer, self.prompts, self.tune_vision = model, tokenizer, prompts, tune_vision
+        config = self.base.config
+        self.image_pad = config.image_token_id
+        self.im_start, self.im_end, self.vision_start, self.vision_end = tokenizer.convert_tokens_to_ids(
+            ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>"])
+        # Ids that no reply may contain: rows beyond the tokenizer, and special tokens but the end of the turn. A
+        # sampled <|image_pad|> would make the next forward pass fail. Sampling and training mask the same ids.
+        forbidden = torch.zeros(config.text_config.vocab_size, dtype=torch.bool)
+        forbidden[len(tokenizer):] = True
+        forbidden[[i for i in tokenizer.all_special_ids if i < len(forbidden)]] = True
+        forbidden[self.im_end] = False
+        self.register_buffer("forbidden", forbidden, persistent=False)
+        self._cache: OrderedDict[bytes, tuple[Tensor, tuple[int, int]]] = OrderedDict()
+        self._cache_left = cache_bytes
+
+    @property
+    def base(self) -> Qwen2_5_VLForConditionalGeneration:
+        return self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
+
+    @property
+    def device(self) -> torch.device:
+        return self.forbidden.device
+
+    # ---- prompts to ids ----
+
+    def text_ids(self, text: str) -> list[int]:
+        """Ids of plain text; what looks like a special token in it stays text."""
+        return self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+
+    def prompt_ids(self, prompt: Prompt) -> list[int]:
+        """The collapsed ids of a prompt in Qwen2.5-VL's chat format, ready for the assistant's reply."""
+        newline = self.text_ids("\n")
+        system = [self.im_start, *self.text_ids("system\n" + prompt.system), self.im_end, *newline] if prompt.system else []
+        return [*system, self.im_start, *self.text_ids("user\n" + prompt.user),
+                self.vision_start, self.image_pad, self.vision_end, self.im_end, *newline,
+                self.im_start, *self.text_ids("assistant\n")]
+
+    def response_ids(self, text: str) -> list[int]:
+        """The ids of a reply to learn from, with the end of the turn."""
+        return [*self.text_ids(text), self.im_end]
+
+    def text(self, response_ids: list[int]) -> str:
+        return self.tokenizer.decode([i for i in response_ids if i != self.im_end], skip_special_tokens=False)
+
+    # ---- images ----
+
+    def features(self, images: list[bytes]) -> list[tuple[Tensor, tuple[int, int]]]:
+        """Vision features [tokens, hidden] and patch grid of each image.
+
+        With a frozen tower each distinct screenshot is encoded once, without gradient, and kept: both optimisation
+        passes and every sample that shares it use the same features.
+        """
+        keys = [hashlib.blake2b(image, digest_size=16).digest() for image in images]
+        found = {} if self.tune_vision else {k: self._cache[k] for k in keys if k in self._cache}
+        missing = {k: patches(image) for k, image in zip(keys, images) if k not in found}
+        for grid in {grid for _, grid in missing.values()}:
+            same = [k for k in missing if missing[k][1] == grid]
+            pixels = torch.stack([missing[k][0] for k in same]).to(self.device)              # [B, n, 1176]
+            with nullcontext() if self.tune_vision else torch.no_grad():
+                features = vision_features(self.base.model.visual, pixels, grid)             # [B, n / 4, hidden]
+            found |= {k: (f, grid) for k, f in zip(same, features)}
+        if not self.tune_vision:
+            self._remember(found)
+        return [found[k] for k in keys]
+
+    def _remember(self, found: dict[bytes, tuple[Tensor, tuple[int, int]]]) -> None:
+        for key, (features, grid) in found.items():
+            if key not in self._cache:
+                self._cache[key] = (features.clone(), grid)      # a view would keep the whole batch alive
+                self._cache_left -= features.nbytes
+        while self._cache_left < 0 and self._cache:
+            self._cache_left += self._cache.popitem(last=False)[1][0].nbytes
+
+    # ---- the model's inputs ----
+
+    def embed(self, prompts: list[list[int]], images: list[bytes], responses: list[list[int]], pad: str = "right",
+              ) -> tuple[Tensor, Tensor, Tensor]:
+        """Input embeddings [B, L, H], M-RoPE positions [3, B, L] and attention mask [B, L] of prompt + response."""
+        rows, positions, features = [], [], self.features(images)
+        for prompt, (_, grid), response in zip(prompts, features, responses):
+            tokens = grid[0] * grid[1] // MERGE**2
+            rows.append(torch.tensor(expand(prompt, self.image_pad, tokens) + response))
+            positions.append(mrope_positions(rows[-1], self.image_pad, grid))
+        ids = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_side=pad).to(self.device)             # [B, L]
+        mask = nn.utils.rnn.pad_sequence([torch.ones_like(r) for r in rows], batch_first=True, padding_side=pad)
+        position = nn.utils.rnn.pad_sequence([p.T for p in positions], batch_first=True, padding_side=pad)    # [B, L, 3]
+        embeds = self.base.model.language_model.embed_tokens(ids)                                             # [B, L, H]
+        image = (ids == self.image_pad)[..., None]                                                            # [B, L, 1]
+        embeds = embeds.masked_scatter(image, torch.cat([f for f, _ in features]).to(embeds.dtype))
+        return embeds, position.permute(2, 0, 1).to(self.device), mask.to(self.device)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [n, V] in float32 of hidden states [n, H]; ids that no reply may contain are at minus infinity."""
+        return self.base.lm_head(hidden).float().masked_fill(self.forbidden, float("-inf"))
+
+    # ---- the one place that computes log-probs ----
+
+    def forward(self, samples: list[Sample], temperature: float = 1.0, entropy: bool = False):
+        """log pi(y_u | prompt, y_<u) of every response token of every sample, concatenated: [n].
+
+        `temperature` divides the logits, as it did when the tokens were sampled. With `entropy`, returns also the
+        distribution's entropy at each token [n], without gradient.
+        """
+        embeds, positions, mask = self.embed([s.prompt_ids for s in samples], [s.image for s in samples],
+                                             [s.response_ids for s in samples])
+        hidden = self.base.model.language_model(inputs_embeds=embeds, position_ids=positions, attention_mask=mask,
+                                                use_cache=False).last_hidden_state            # [B, L, H]
+        # The state before a token predicts it: response token u of sample b sits at lengths[b] - |y| + u.
+        lengths = mask.sum(1).tolist()
+        row = torch.tensor([b for b, s in enumerate(samples) for _ in s.response_ids], device=self.device)
+        column = torch.tensor([lengths[b] - len(s.response_ids) + u - 1
+                               for b, s in enumerate(samples) for u in range(len(s.response_ids))], device=self.device)
+        target = torch.tensor([y for s in samples for y in s.response_ids], device=self.device)
+        logp = (self.logits(hidden[row, column]) / temperature).log_softmax(-1)               # [n, V]
+        chosen = logp.gather(-1, target[:, None])[:, 0]                                       # [n]
+        if not entropy:
+            return chosen
+        with torch.no_grad():
+            return chosen, -(logp.exp() * logp.masked_fill(self.forbidden, 0)).sum(-1)
+
+
+def expand(prompt_ids: list[int], image_pad: int, tokens: int) -> list[int]:
+    """Collapsed ids to expanded ones: the image placeholder repeated once a vision token.
+
+    Raises ValueError unless there is exactly one placeholder (expanding twice is the classic silent bug).
+
+    >>> expand([1, 9, 2], image_pad=9, tokens=3)
+    [1, 9, 9, 9, 2]
+    """
+    if prompt_ids.count(image_pad) != 1:
+        raise ValueError(f"expected one image placeholder in a collapsed prompt, found {prompt_ids.count(image_pad)}")
+    at = prompt_ids.index(image_pad)
+    return prompt_ids[:at] + [image_pad] * tokens + prompt_ids[at + 1:]
+
+
+def mrope_positions(ids: Tensor, image_pad: int, grid: tuple[int, int]) -> Tensor:
+    """Qwen2.5-VL's positions (time, row, column) [3, L] of one expanded sequence [L] with one image of `grid` patches.
+
+    Text counts up in all three. The image's tokens share its starting time and count rows and columns from there;
+    the text after it goes on from the largest of these.
+
+    >>> mrope_positions(torch.tensor([5, 9, 9, 9, 9, 9, 9, 7]), image_pad=9, grid=(4, 6)).tolist()
+    [[0, 1, 1, 1, 1, 1, 1, 4], [0, 1, 1, 1, 2, 2, 2, 4], [0, 1, 2, 3, 1, 2, 3, 4]]
+    """
+    rows, columns = grid[0] // MERGE, grid[1] // MERGE
+    start = int((ids == image_pad).nonzero()[0])
+    after = start + rows * columns
+    positions = torch.arange(len(ids)).repeat(3, 1)                          # [3, L]
+    positions[0, start:after] = start
+    positions[1, start:after] = start + torch.arange(rows).repeat_interleave(columns)
+    positions[2, start:after] = start + torch.arange(columns).repeat(rows)
+    positions[:, after:] += max(rows, columns) - rows * columns
+    return positions
+
+
+# ---- loading and saving ----
+
+def load_policy(checkpoint: str | Path, device: str | torch.device, dtype: torch.dtype, lora: tuple[int, int] | None = None,
+                adapter: str | Path | None = None, prompts: str | Path | None = None, **options) -> Policy:
+    """A policy from a checkpoint folder (or hub name).
+
+    lora=(rank, alpha): a fresh adapter on the language model. adapter=DIR: a saved one, trainable where lora is given
+    too. Raises ValueError, naming the folder, for one that holds no Qwen2.5-VL.
+    """
+    check_checkpoint(checkpoint)
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(checkpoint, dtype=dtype, attn_implementation="sdpa")
+    if adapter is not None:
+        model = PeftModel.from_pretrained(model.requires_grad_(False), adapter, is_trainable=lora is not None)
+    elif lora is not None:
+        rank, alpha = lora
+        model = get_peft_model(model, LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=LORA_TARGETS,
+                                                 task_type="CAUSAL_LM"))
+    return Policy(model, tokenizer, load_prompts(checkpoint, prompts), **options).to(device)
+
+
+def check_checkpoint(checkpoint: str | Path, made_by: str = "") -> None:
+    """Raises ValueError, in one line, where a checkpoint folder is missing or holds another kind of model.
+
+    made_by: the command that makes it. Without one, a name like "org/model" that is no folder is left to the hub.
+    """
+    folder = Path(checkpoint)
+    if not made_by and not folder.is_dir() and re.fullmatch(r"[\w.-]+/[\w.-]+", str(checkpoint)):
+        return
+    hint = f"; make it with: {made_by}" if made_by else ""
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{checkpoint}: no such checkpoint (no config.json){hint}")
+    try:
+        kind = json.loads((folder / "config.json").read_text("utf-8")).get("model_type")
+    except ValueError as error:
+        raise ValueError(f"{checkpoint}/config.json: expected JSON, got {error}{hint}") from None
+    if kind != "qwen2_5_vl":
+        raise ValueError(f"{checkpoint}: expected a Qwen2.5-VL (model_type qwen2_5_vl), got {kind!r}{hint}")
+
+
+def save_policy(policy: Policy, folder: str | Path, state: dict[str, Tensor] | None = None) -> None:
+    """Writes a checkpoint (or, for LoRA, an adapter) that transformers, PEFT and vLLM load as it is."""
+    policy.model.save_pretrained(folder, state_dict=state)
+    if not isinstance(policy.model, PeftModel):
+        policy.tokenizer.save_pretrained(folder)
+    save_prompts(policy.prompts, folder)

@@ -1,0 +1,206 @@
+"""Every prompt, in one place.
+
+A checkpoint folder carries the prompts that it was fine-tuned with as prompts.json, as it carries its tokenizer;
+a folder without one gets the defaults below, and `--prompt FILE` overrides both. Slots are {task}, {subtasks} and
+{history}; what fills them is never read for slots or special tokens again.
+"""
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+MAX_SUBTASKS = 10        # read from a plan; the teacher writes five at most
+HISTORY_WINDOW = 15      # past operations shown, as ScaleCUA trains
+
+
+@dataclass(frozen=True)
+class Subtask:
+    """g_l, one subtask: a short title, and the goal that tells when it is done (may be empty)."""
+    title: str
+    goal: str = ""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One request to a Qwen2.5-VL: system text, user text, then the screenshot (PNG bytes).
+
+    The order fixed, growing, volatile lets a prefix cache serve every step of an episode.
+    """
+    system: str
+    user: str
+    image: bytes
+
+
+@dataclass(frozen=True)
+class Prompts:
+    decomposer_system: str = (
+        "You plan for an agent that works in a web browser. Given its task and a screenshot of the page it starts on, "
+        "list the subtasks that lead to success.\n"
+        "- A subtask is one step a person would name: it ends in a new page or a visible change of the page.\n"
+        "- Join small actions that belong together; leave out scrolling and hovering.\n"
+        "- Give at most five subtasks in order, each on a line of its own, numbered, as `title: goal`.")
+    decomposer_user: str = "Task: {task}\nFirst screenshot:"
+    subtask_line: str = "{number}. {title}: {goal}"
+    actor_system: str = (
+        "You are an autonomous agent that completes tasks in a web browser by looking at screenshots.\n\n"
+        "## Action space\n"
+        "click(x, y, clicks=1, button='left'), doubleClick(x, y), rightClick(x, y), moveTo(x, y), dragTo(x, y)\n"
+        "swipe(from_coord=[x, y], to_coord=[x, y], direction='up', amount=0.5): 'up' shows what is further down\n"
+        "write(message): replaces the text of the focused field; a final newline submits\n"
+        "press(keys, presses=1), hotkey('ctrl', 'c'), wait(seconds=3)\n"
+        "open_url(url), go_backward(), go_forward()\n"
+        "response(answer): gives the answer that the task asks for and ends the episode\n"
+        "terminate(status='success' or 'failure', info=''): ends the episode\n\n"
+        "Coordinates are pixels of the screenshot.\n\n"
+        "## Output format\n"
+        "<operation>\nthe next step in a few words\n</operation>\n"
+        "<action>\none call, or several on lines of their own\n</action>")
+    actor_user: str = ("Task: {task}\n\nSubtasks:\n{subtasks}\n\nPrevious operations:\n{history}\n\n"
+                       "Follow the subtasks, look at the screenshot, and give the next action.")
+    actor_user_no_plan: str = ("Task: {task}\n\nPrevious operations:\n{history}\n\n"
+                               "Look at the screenshot and give the next action.")
+    history_line: str = "Step {number}: {operation}"
+    no_history: str = "None"
+
+    def decomposer(self, task: str, first_screenshot: bytes) -> Prompt:
+        """The condition (x, o_0) of eq. 1."""
+        return Prompt(self.decomposer_system, _fill(self.decomposer_user, task=task), first_screenshot)
+
+    def actor(self, task: str, subtasks: list[str] | None, operations: list[str], screenshot: bytes) -> Prompt:
+        """The condition (x, o_t, h_t, d) of eq. 2. `subtasks` None: the actor of the no-plan ablation."""
+        first = max(0, len(operations) - HISTORY_WINDOW)
+        history = "\n".join(_fill(self.history_line, number=str(first + k + 1), operation=_line(operation))
+                            for k, operation in enumerate(operations[first:])) or self.no_history
+        if subtasks is None:
+            return Prompt(self.actor_system, _fill(self.actor_user_no_plan, task=task, history=history), screenshot)
+        plan = "\n".join(f"{number}. {g}" for number, g in enumerate(subtasks, 1))
+        return Prompt(self.actor_system, _fill(self.actor_user, task=task, subtasks=plan, history=history), screenshot)
+
+    def plan_text(self, subtasks: list[Subtask]) -> str:
+        """The decomposer's target text for a teacher's subtasks."""
+        return "\n".join(_fill(self.subtask_line, number=str(number), title=_line(g.title), goal=_line(g.goal))
+                         for number, g in enumerate(subtasks, 1))
+
+
+def _fill(template: str, **values: str) -> str:
+    """Fills the slots of `template` in one pass, so that a value that looks like a slot stays text."""
+    return re.sub(r"\{(\w+)\}", lambda slot: values.get(slot[1], slot[0]), template)
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:300]
+
+
+def read_plan(text: str) -> list[str]:
+    """d = (g_1, ..., g_L): the subtasks in a decomposer's reply.
+
+    Numbered or bulleted lines count; where there are none, every non-empty line does. At most ten, each at most 300
+    characters; an empty reply gives an empty list.
+
+    >>> read_plan("Plan:\\n1. Open Mugs: the list is shown\\n2) **Sort by price**")
+    ['Open Mugs: the list is shown', 'Sort by price']
+    """
+    lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
+    listed = [m[1] for line in lines if (m := re.match(r"(?:\d{1,2}[.):]|[-*•])\s+(.*\S)", line))]
+    return [re.sub(r"^\*\*(.*?)\*\*", r"\1", g)[:300] for g in (listed or lines)[:MAX_SUBTASKS]]
+
+
+def load_prompts(checkpoint: Path | str | None, override: Path | str | None = None) -> Prompts:
+    """The prompts of a checkpoint folder, with those of an `--prompt` file over them (JSON, any subset of fields).
+
+    Raises ValueError naming file and field for anything else.
+    """
+    values: dict[str, str] = {}
+    known = {f.name for f in fields(Prompts)}
+    for path in (Path(checkpoint) / "prompts.json" if checkpoint else None, Path(override) if override else None):
+        if path is None or not (path.exists() or path == Path(override or "")):
+            continue
+        try:
+            found = json.loads(path.read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{path}: expected a JSON object of prompts, got {error}") from None
+        for name, value in found.items() if isinstance(found, dict) else [(str(found)[:40], None)]:
+            if name not in known or not isinstance(value, str):
+                raise ValueError(f"{path}: {name!r} is no prompt; expected text under some of: {', '.join(sorted(known))}")
+            values[name] = value
+    return Prompts(**values)
+
+
+def save_prompts(prompts: Prompts, checkpoint: Path | str) -> None:
+    (Path(checkpoint) / "prompts.json").write_text(json.dumps(asdict(prompts), indent=1, ensure_ascii=False), "utf-8")
+
+
+# ---- the teacher (appendix, section 10: same slots, guidelines and output format, in our words) ----
+
+ANNOTATION_INTRO = """\
+You turn a recorded computer task into the few high-level subtasks that matter for completing it.
+
+Task: {task}
+
+Screenshot before the first action:"""
+
+ANNOTATION_GUIDE = """\
+How to write the subtasks
+1. Keep to essential subgoals.
+- A subgoal is something the user does that leads to a new page or to a change of state that shows in a screenshot.
+- Merge actions that serve one purpose (several filters, the fields of one form) into one subgoal.
+- Leave out small or incidental actions such as scrolling and hovering.
+2. Analyse first.
+- Before the subtasks, sum up in one short paragraph the main subgoals and the page changes that mark them.
+3. State each goal so that it can be checked.
+- Where actions were merged, name every condition that must hold at the end.
+- Give at most five subtasks, fewer where fewer suffice, and only steps that the task needs.
+
+Last, say whether the recording holds actions that the task did not need: NONE, or YES with these actions.
+
+Reply in exactly this format:
+
+[SUBGOAL ANALYSIS]
+one paragraph
+
+[SUBTASKS]
+SUBTASK 1:
+short title
+- Goal:
+what holds when it is done, and why it is done
+
+[UNNECESSARY ACTIONS]
+NONE, or YES: the actions"""
+
+
+def annotation_parts(task: str, first: bytes, steps: list[tuple[str, bytes]]) -> list[str | bytes]:
+    """The annotation request as interleaved texts and screenshots: (x, o_0), then each action with what followed it.
+
+    steps: (operation a_t, screenshot o_{t+1}); a screenshot may be b"" where the recording has none.
+    """
+    parts: list[str | bytes] = [_fill(ANNOTATION_INTRO, task=_line(task)), first]
+    for number, (operation, after) in enumerate(steps, 1):
+        parts += [f"Step {number}: {_line(operation)}", *(["Screenshot after it:", after] if after else [])]
+    return [*parts, ANNOTATION_GUIDE]
+
+
+def read_annotation(text: str) -> tuple[str, list[Subtask], str | None]:
+    """(analysis, subtasks, unnecessary actions or None) of a teacher's reply.
+
+    Raises ValueError, saying what is missing, for a reply that is not in the format: the three sections in order, one
+    to five numbered subtasks each with a title and a goal, and NONE or YES.
+    """
+    sections = re.fullmatch(r"\s*\[SUBGOAL ANALYSIS\](.*?)\[SUBTASKS\](.*?)\[UNNECESSARY ACTIONS\](.*)", text, re.DOTALL)
+    if sections is None:
+        raise ValueError("expected the sections [SUBGOAL ANALYSIS], [SUBTASKS], [UNNECESSARY ACTIONS] in this order")
+    analysis, listed, verdict = (section.strip() for section in sections.groups())
+    blocks = re.split(r"^SUBTASK \d+:[ \t]*", listed, flags=re.MULTILINE)[1:]
+    if not 1 <= len(blocks) <= 5:
+        raise ValueError(f"expected one to five subtasks, found {len(blocks)}")
+    subtasks = []
+    for number, block in enumerate(blocks, 1):
+        found = re.fullmatch(r"\s*(.+?)\s*\n-? ?Goal:\s*(.+)", block.strip(), re.DOTALL)
+        if found is None:
+            raise ValueError(f"subtask {number}: expected a title and a line `- Goal:` with the goal")
+        subtasks.append(Subtask(_line(found[1]), _line(found[2])))
+    decision = re.match(r"<?(NONE|YES)\b>?[:\s]*(.*)", verdict, re.DOTALL | re.IGNORECASE)
+    if decision is None:
+        raise ValueError("expected NONE or YES under [UNNECESSARY ACTIONS]")
+    return analysis, subtasks, (_line(decision[2]) or "unnamed") if decision[1].upper() == "YES" else None

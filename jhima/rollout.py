@@ -1,0 +1,215 @@
+"""The hierarchical rollout: K plans a task, M episodes a plan, all of them at once.
+
+Each episode leases a world of its own and plays in a browser context of its own. Episodes are coroutines; they wait
+for pages and for the samplers, never for each other. An environment failure (browser, site, login, judge, deadline)
+is retried with a fresh world; an episode that keeps failing has no reward and leaves its group's mean.
+"""
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import AsyncIterator, Awaitable, Callable
+
+from .actions import Turn, format_call, parse
+from .arena import Lease, PocketArena, log_in
+from .browser import Browsers, Observation, Session
+from .episodes import Episode, Group, Plan, Step, load_episode, load_plans, save_episode, save_plans
+from .failures import EnvironmentFailure
+from .prompts import Prompts, read_plan
+from .rewards import Judge, score
+from .sampler import Completion
+from .tasks import Task, fill
+from .vision import smart_resize
+
+# An actor as the loop sees it: what it observes, its operations so far, and the session (which only an oracle looks
+# into) -> its reply.
+Act = Callable[[Observation, list[str], Session], Awaitable[Completion]]
+
+
+@dataclass
+class Environment:
+    """Where episodes play. Deadlines in seconds."""
+    arena: PocketArena
+    browsers: Browsers
+    judge: Judge | None = None
+    episode_deadline: float = 900.0
+    attempts: int = 2                      # how often an episode is played before its failure is final
+    concurrency: int = 32                  # browser contexts at once; about 60 MB each
+    failures: dict[str, int] = field(default_factory=dict)    # by kind, retried ones too
+
+    def __post_init__(self) -> None:
+        self._slots = asyncio.Semaphore(self.concurrency)
+
+    @asynccontextmanager
+    async def start(self, task: Task) -> AsyncIterator[tuple[Lease, Session]]:
+        """A fresh world and browser context, logged in to the task's sites, on its start page."""
+        async with self._slots, self.arena.lease() as lease, self.browsers.session(lease) as session:
+            for site in task.sites:
+                if site in lease.accounts:
+                    await log_in(session, lease, site)
+            await session.goto(fill(task.start_url, lease.urls))
+            yield lease, session
+
+    def count(self, failure: EnvironmentFailure) -> None:
+        self.failures[failure.kind] = self.failures.get(failure.kind, 0) + 1
+
+
+def seed_of(*parts: object) -> int:
+    """A seed from a run's seed and a place in it, so that a resumed run draws the same random numbers."""
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=7).digest(), "big")
+
+
+# ---- one episode ----
+
+async def play(env: Environment, task: Task, act: Act, T: int) -> tuple[list[Step], str, str, int, list[dict]]:
+    """Plays and scores one episode; returns (steps, answer, final URL, reward, checks).
+
+    Raises EnvironmentFailure where something other than the agent is to blame.
+    """
+    async with env.start(task) as (lease, session):
+        steps: list[Step] = []
+        operations: list[str] = []
+        answer = ""
+        for _ in range(T):
+            seen = await session.observe()
+            reply = await act(seen, operations, session)
+            viewport = (seen.width, seen.height)
+            turn = parse(reply.text, smart_resize(*viewport), viewport)
+            note, answer, ended = await perform(session, turn, answer)
+            operations.append(describe(turn, viewport))
+            steps.append(Step(seen.png, seen.width, seen.height, seen.url, turn, note, reply.text,
+                              reply.prompt_ids, reply.ids, reply.logps))
+            if ended:
+                break
+        await session.observe()                  # let the last action's consequences arrive before they are judged
+        verdict = await score(task, lease, session, answer, env.judge)
+        return steps, answer, session.page.url, verdict.reward, [vars(check) for check in verdict.checks]
+
+
+async def perform(session: Session, turn: Turn, answer: str) -> tuple[str, str, bool]:
+    """Carries out a turn's actions in order; returns (notes, answer so far, whether the episode ends).
+
+    An answer or a stop ends it: our actor answers once. A turn without any action is a step that did nothing.
+    """
+    notes: list[str] = []
+    for action in turn.actions:
+        if action.kind == "answer":
+            answer = action.text
+        elif action.kind != "stop" and (note := await session.perform(action)):
+            notes.append(note)
+    ended = any(action.kind in ("answer", "stop") for action in turn.actions)
+    if ended and not answer:                     # terminate(info=...) is an answer where none was given
+        answer = next((a.text for a in turn.actions if a.kind == "stop" and a.status == "success"), "")
+    return "; ".join(notes), answer, ended
+
+
+def describe(turn: Turn, viewport: tuple[int, int]) -> str:
+    """A turn's entry in the history h_t: its operation, or its calls where the model gave none."""
+    calls = "; ".join(format_call(action, smart_resize(*viewport), viewport) for action in turn.actions)
+    return turn.operation or calls or "(no valid action)"
+
+
+async def episode(env: Environment, task: Task, plan: int, number: int, actor: Callable[[int], Act], T: int) -> Episode:
+    """One episode with its retries. `actor(attempt)` gives the Act for an attempt: each draws anew."""
+    failure: EnvironmentFailure | None = None
+    for attempt in range(env.attempts):
+        began = time.monotonic()
+        try:
+            steps, answer, final_url, reward, checks = await asyncio.wait_for(
+                play(env, task, actor(attempt), T), env.episode_deadline)
+            return Episode(task.id, plan, number, steps, reward, None, answer, final_url, checks,
+                           round(time.monotonic() - began, 2), attempt)
+        except EnvironmentFailure as error:
+            failure = error
+        except TimeoutError:
+            failure = EnvironmentFailure("deadline", f"the episode took longer than {env.episode_deadline:g} s")
+        env.count(failure)
+    return Episode(task.id, plan, number, [], None, {"kind": failure.kind, "detail": failure.detail}, "", "", [],
+                   round(time.monotonic() - began, 2), env.attempts - 1)
+
+
+# ---- the two levels ----
+
+@dataclass(frozen=True)
+class Sampling:
+    """How replies are drawn: the paper's temperature, a budget of tokens each, and the seed of this batch."""
+    plan_temperature: float = 0.8
+    temperature: float = 0.8
+    plan_tokens: int = 512
+    action_tokens: int = 256
+    seed: int = 0
+
+
+@dataclass
+class Agents:
+    """The two policies as samplers with their prompts. Without a decomposer the actor gets no subtasks."""
+    decomposer: object | None
+    actor: object
+    decomposer_prompts: Prompts
+    actor_prompts: Prompts
+
+
+async def sample_plans(agents: Agents, task: Task, first: bytes, K: int, how: Sampling) -> list[Plan]:
+    """Eq. 1: K decompositions d_i ~ pi_D(. | x, o_0)."""
+    prompt = agents.decomposer_prompts.decomposer(task.intent, first)
+    replies = await asyncio.gather(*(agents.decomposer.sample(prompt, how.plan_tokens, how.plan_temperature,
+                                                              seed_of(how.seed, task.id, "plan", i)) for i in range(K)))
+    return [Plan(r.text, read_plan(r.text) or [task.intent], r.prompt_ids, r.ids, r.logps) for r in replies]
+
+
+def actor_policy(agents: Agents, task: Task, plan: Plan | None, how: Sampling, *place: int) -> Act:
+    """Eq. 2: a_t ~ pi_A(. | x, o_t, h_t, d). `place` (plan, episode, attempt) seeds its draws."""
+    async def act(seen: Observation, operations: list[str], _session: Session) -> Completion:
+        prompt = agents.actor_prompts.actor(task.intent, plan.subtasks if plan else None, operations, seen.png)
+        seed = seed_of(how.seed, task.id, *place, len(operations))
+        return await agents.actor.sample(prompt, how.action_tokens, how.temperature, seed)
+    return act
+
+
+async def first_observation(env: Environment, task: Task) -> bytes:
+    """o_0: the start page's screenshot. Raises the last EnvironmentFailure when every attempt fails."""
+    for attempt in range(env.attempts):
+        try:
+            async with asyncio.timeout(env.episode_deadline), env.start(task) as (_, session):
+                return (await session.observe()).png
+        except (EnvironmentFailure, TimeoutError) as error:
+            failure = error if isinstance(error, EnvironmentFailure) else EnvironmentFailure("deadline", "start page")
+            env.count(failure)
+            if attempt == env.attempts - 1:
+                raise failure from None
+
+
+async def rollout(env: Environment, agents: Agents, task: Task, K: int, M: int, T: int, how: Sampling, folder: Path,
+                  finished: Callable[[Episode], None] = lambda e: None) -> Group | None:
+    """One task's group: K plans, then K x M episodes at once, each saved as it ends.
+
+    What `folder` already holds is read, not played. `finished` is told of every episode (a progress bar). Returns
+    None where the task's start page could not be reached at all: the batch goes on without it.
+    """
+    saved = load_plans(folder)
+    if saved is None:
+        try:
+            first = await first_observation(env, task)
+        except EnvironmentFailure:
+            return None
+        plans = (await sample_plans(agents, task, first, K, how)) if agents.decomposer else [Plan("", [])] * K
+        save_plans(folder, task, first, plans)
+    else:
+        first, plans = saved
+
+    async def one(i: int, j: int) -> Episode:
+        done = load_episode(folder, i, j)
+        if done is None:
+            plan = plans[i] if agents.decomposer else None
+            done = await episode(env, task, i, j, lambda attempt: actor_policy(agents, task, plan, how, i, j, attempt), T)
+            save_episode(folder, done)
+        finished(done)
+        return done
+
+    async with asyncio.TaskGroup() as group:
+        jobs = [[group.create_task(one(i, j)) for j in range(M)] for i in range(K)]
+    return Group(task, first, plans, [[job.result() for job in row] for row in jobs])

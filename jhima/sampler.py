@@ -1,0 +1,124 @@
+"""Tokens out of a policy.
+
+LocalSampler runs the very Policy object that is being trained, so there is nothing to synchronise. Episodes are
+coroutines that ask for a reply when they need one; whatever requests wait when the model becomes free form the next
+batch.
+"""
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from .policy import Policy
+from .prompts import Prompt
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A sampled reply: its ids (with the end of the turn, unless cut at max_tokens), their log-probs at the
+    temperature they were sampled with (temperature 0: at temperature 1), and its text."""
+    prompt_ids: list[int]
+    ids: list[int]
+    logps: list[float]
+    text: str
+    truncated: bool
+
+
+@dataclass(frozen=True)
+class _Request:
+    prompt_ids: list[int]
+    image: bytes
+    max_tokens: int
+    temperature: float
+    seed: int
+
+
+class LocalSampler:
+    """Samples from a local policy, batching requests across episodes.
+
+    A request's random numbers come from its own seed, so a reply does not depend on which others share its batch.
+    """
+
+    def __init__(self, policy: Policy, max_batch: int = 32) -> None:
+        self.policy, self.max_batch = policy, max_batch
+        self.tokens = 0                              # sampled so far, for throughput
+        self._waiting: list[tuple[_Request, asyncio.Future[Completion]]] = []
+        self._running: asyncio.Task | None = None
+
+    async def sample(self, prompt: Prompt, max_tokens: int, temperature: float, seed: int) -> Completion:
+        """One reply to `prompt`; temperature 0 takes the likeliest token."""
+        reply: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self._waiting.append((_Request(self.policy.prompt_ids(prompt), prompt.image, max_tokens, temperature, seed), reply))
+        if self._running is None or self._running.done():
+            self._running = asyncio.create_task(self._drain())
+        return await reply
+
+    async def _drain(self) -> None:
+        while self._waiting:
+            await asyncio.sleep(0)                   # let every coroutine that is ready ask first
+            batch, self._waiting = self._waiting[:self.max_batch], self._waiting[self.max_batch:]
+            batch = [(request, reply) for request, reply in batch if not reply.cancelled()]
+            if not batch:
+                continue
+            try:
+                completions = await asyncio.to_thread(generate, self.policy, [request for request, _ in batch])
+            except Exception as error:               # a broken model breaks the run, not one episode
+                for _, reply in batch:
+                    if not reply.done():
+                        reply.set_exception(error)
+                raise
+            for (_, reply), completion in zip(batch, completions):
+                self.tokens += len(completion.ids)
+                if not reply.done():
+                    reply.set_result(completion)
+
+
+@torch.no_grad()
+def generate(policy: Policy, requests: list[_Request]) -> list[Completion]:
+    """Samples a reply to each request, all together, with a key-value cache.
+
+    Gumbel-max: argmax(logits / T + noise) is a draw from softmax(logits / T), and the noise of a row comes from the
+    row's own generator.
+    """
+    model = policy.base.model.language_model
+    embeds, positions, mask = policy.embed([r.prompt_ids for r in requests], [r.image for r in requests],
+                                           [[] for _ in requests], pad="left")
+    noise = [torch.Generator().manual_seed(r.seed) for r in requests]
+    warm = torch.tensor([r.temperature or 1.0 for r in requests], device=policy.device)[:, None]          # [B, 1]
+    ids: list[list[int]] = [[] for _ in requests]
+    logps: list[list[float]] = [[] for _ in requests]
+    open_rows = set(range(len(requests)))
+    cache, position = DynamicCache(config=model.config), positions.amax((0, 2))                           # [B]
+    while True:
+        hidden = model(inputs_embeds=embeds, position_ids=positions, attention_mask=mask, past_key_values=cache,
+                       use_cache=True).last_hidden_state[:, -1]                                           # [B, H]
+        logits = policy.logits(hidden) / warm                                                             # [B, V]
+        token = _choose(logits, noise, [r.temperature for r in requests])                                 # [B]
+        logp = logits.log_softmax(-1).gather(-1, token[:, None])[:, 0].tolist()
+        for row, y in enumerate(token.tolist()):
+            if row in open_rows:
+                ids[row].append(y)
+                logps[row].append(logp[row])
+                if y == policy.im_end or len(ids[row]) == requests[row].max_tokens:
+                    open_rows.discard(row)
+        if not open_rows:
+            break
+        position = position + 1
+        embeds = model.embed_tokens(token[:, None])                                                       # [B, 1, H]
+        positions = position.expand(3, -1)[..., None]                                                     # [3, B, 1]
+        mask = torch.cat([mask, mask.new_ones(len(requests), 1)], 1)
+    return [Completion(r.prompt_ids, y, p, policy.text(y), y[-1] != policy.im_end)
+            for r, y, p in zip(requests, ids, logps)]
+
+
+def _choose(logits: Tensor, noise: list[torch.Generator], temperatures: list[float]) -> Tensor:
+    """One token a row: a draw, or the likeliest where the temperature is 0. logits [B, V] (already divided); [B]."""
+    gumbel = torch.zeros(logits.shape)
+    for row, (generator, temperature) in enumerate(zip(noise, temperatures)):
+        if temperature:
+            gumbel[row] = -(-torch.rand(logits.shape[1], generator=generator).log()).log()
+    return (logits + gumbel.to(logits.device)).argmax(-1)

@@ -1,0 +1,278 @@
+"""What to do: WebArena-Lite-v2 task files, checked field by field before any browser starts.
+
+    python -m jhima.tasks FILE_OR_NAME     a table of sites and evaluators; exit code 1 if a task cannot be scored
+
+A task file is a JSON list (or JSON lines) of WebArena's task objects. The names `pocket` and `pocket-eval` stand for
+the pocket arena's own training and evaluation tasks. URLs stay as the file has them, with their placeholders; an
+arena's lease says what to put there (`fill`).
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import reprlib
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from .helpers import OR, parse_call, satisfies
+from .pocket import SITES
+
+POCKET = {"pocket": "train", "pocket-eval": "eval"}
+NOT_SHIPPED = ("webarena-lite-v2", "webarena-train")
+
+EVAL_TYPES = ("string_match", "url_match", "program_html")
+URL_RULES = ("EXACT", "GOLD in PRED")
+RULES = ("exact_match", "must_include", "must_exclude", "fuzzy_match", "required_values")
+
+# Bounds against a broken or hostile file: bytes, characters, list items. WebArena-Lite-v2 needs 137 kB, 457 and 12.
+MAX_FILE, MAX_TEXT, MAX_ITEMS = 64_000_000, 5_000, 100
+
+PLACEHOLDER = re.compile(f"__({'|'.join(site.upper() for site in SITES)})__")
+# A placeholder or an http(s) host without user name, then a path. Blanks occur in hand-written paths.
+_URL = re.compile(rf"(?:{PLACEHOLDER.pattern}|https?://[^\s/?#@\\]+)(?:[/?#][^\x00-\x1f\x7f]*)?")
+_SHOW = reprlib.Repr()                         # of a bad value in a message: one line, bounded
+_SHOW.maxstring = 80
+_URL_EXPECTED = f"an http(s) URL or a path after one of {', '.join(f'__{site.upper()}__' for site in SITES)}"
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task, x in the paper's symbols. `intent` is all that the models are told of it.
+
+    id: file name and task_id, e.g. "pocket-train-17"; fit for a file name.
+    eval: WebArena's own object, checked; jhima/rewards.py reads it.
+    template: the name of the intent's template where the file has one.
+    """
+    id: str
+    sites: tuple[str, ...]
+    start_url: str
+    intent: str
+    eval: dict
+    template: str = ""
+
+
+def needs_judge(task: Task) -> bool:
+    """Whether a model has to compare texts: any fuzzy_match in the rules that its evaluators read."""
+    rules = [task.eval["reference_answers"]] if "string_match" in task.eval["eval_types"] else []
+    if "program_html" in task.eval["eval_types"]:
+        rules += [target["required_contents"] for target in task.eval["program_html"]]
+    return any("fuzzy_match" in rule for rule in rules)
+
+
+def fill(value: Any, urls: dict[str, str]) -> Any:
+    """Puts the sites' URLs in place of the placeholders in a text, or in every text of a JSON value.
+
+    Raises ValueError where `urls` lacks a site.
+
+    >>> fill("__SHOPPING_ADMIN__/sales", {"shopping": "http://h:1", "shopping_admin": "http://h:2/admin"})
+    'http://h:2/admin/sales'
+    """
+    if isinstance(value, dict):
+        return {key: fill(item, urls) for key, item in value.items()}
+    if isinstance(value, list):
+        return [fill(item, urls) for item in value]
+    if not isinstance(value, str):
+        return value
+    missing = {match[1].lower() for match in PLACEHOLDER.finditer(value)} - urls.keys()
+    if missing:
+        raise ValueError(f"no URL for {', '.join(sorted(missing))}: this arena serves {', '.join(sorted(urls))}")
+    return PLACEHOLDER.sub(lambda match: urls[match[1].lower()].rstrip("/"), value)
+
+
+def load_tasks(name_or_path: str | Path) -> list[Task]:
+    """All tasks of a named list or a file.
+
+    Raises ValueError, one line that names file, task, field, what was expected and what was found.
+    """
+    label, prefix, rows = _rows(name_or_path)
+    tasks = [parse_task(row, prefix, f"{label}: task {number}") for number, row in enumerate(rows)]
+    twice = [task_id for task_id, count in Counter(task.id for task in tasks).items() if count > 1]
+    if twice:
+        raise ValueError(f"{label}: task_id: expected each one once, got {twice[0]} again")
+    return tasks
+
+
+def _rows(name_or_path: str | Path) -> tuple[str, str, list]:
+    """A label for messages, the prefix of the tasks' ids, and the raw task objects."""
+    name = str(name_or_path)
+    if name in POCKET:
+        from .pocket.generate import task_list       # builds every template: only for those who ask
+        return name, f"pocket-{POCKET[name]}", task_list(POCKET[name])
+    if name in NOT_SHIPPED:
+        raise ValueError(f"{name}: this list does not come with JHiMA-WebRL; give the path of its JSON file")
+    path = Path(name)
+    try:
+        if path.stat().st_size > MAX_FILE:
+            raise ValueError(f"{name}: expected at most {MAX_FILE} bytes, got {path.stat().st_size}")
+        content = path.read_text("utf-8")
+    except FileNotFoundError:
+        raise ValueError(f"{name}: no such file; the names are {', '.join(POCKET)}") from None
+    except OSError as error:
+        raise ValueError(f"{name}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name}: expected UTF-8, got the byte {error.object[error.start]:#x}") from None
+    rows = _json_lines(content, name) if path.suffix == ".jsonl" else _json(content, name)
+    _expect(isinstance(rows, list) and rows, name, "a non-empty JSON list of tasks", rows)
+    # "webarena_lite_v2.raw.json" -> "webarena-lite-v2"
+    return name, re.sub(r"[^a-z0-9]+", "-", path.name.split(".")[0].lower()).strip("-") or "task", rows
+
+
+def _json_lines(content: str, label: str) -> list:
+    lines = enumerate(content.split("\n"), 1)
+    return [_json(line, f"{label}: line {number}") for number, line in lines if line.strip()]
+
+
+def _json(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where}: not JSON: {error}") from None
+
+
+# ---- one task ----
+
+def parse_task(row: Any, prefix: str, where: str) -> Task:
+    """Checks one raw task; `where` starts every message. Raises ValueError."""
+    _expect(isinstance(row, dict), where, "an object", row)
+    number, sites, template = row.get("task_id"), row.get("sites"), row.get("intent_template", "")
+    _expect(type(number) is int and 0 <= number < 10**9
+            or isinstance(number, str) and re.fullmatch(r"[A-Za-z0-9_-]{1,64}", number),
+            f"{where}: task_id", "a number from 0, or a short name of letters, digits, - and _", number)
+    _list(sites, f"{where}: sites", f"a non-empty list of {', '.join(SITES)}", lambda site: site in SITES)
+    _url(row.get("start_url"), f"{where}: start_url")
+    _text(row.get("intent"), f"{where}: intent")
+    _text(template, f"{where}: intent_template", empty=True)
+    _check_eval(row.get("eval"), f"{where}: eval")
+    return Task(f"{prefix}-{number}", tuple(sites), row["start_url"], row["intent"], row["eval"], template)
+
+
+def _check_eval(entry: Any, where: str) -> None:
+    """Keys that no evaluator reads (notes for people) are left alone."""
+    _expect(isinstance(entry, dict), where, "an object", entry)
+    types = entry.get("eval_types")
+    _list(types, f"{where}.eval_types", f"a non-empty list of {', '.join(EVAL_TYPES)}", lambda kind: kind in EVAL_TYPES)
+    if "string_match" in types:
+        _check_rules(entry.get("reference_answers"), f"{where}.reference_answers", page=False)
+        _text(entry.get("string_note") or "", f"{where}.string_note", empty=True)
+    if "url_match" in types:
+        _text(entry.get("reference_url"), f"{where}.reference_url")
+        for alternative in entry["reference_url"].split(OR):
+            _url(alternative, f"{where}.reference_url")
+        note = entry.get("url_note") or "EXACT"
+        _expect(note in URL_RULES, f"{where}.url_note", f"one of {', '.join(URL_RULES)}", note)
+    if "program_html" in types:
+        targets = entry.get("program_html")
+        _list(targets, f"{where}.program_html", "a non-empty list of targets", lambda target: True)
+        for number, target in enumerate(targets):
+            _check_target(target, f"{where}.program_html[{number}]")
+
+
+def _check_target(target: Any, where: str) -> None:
+    keys = ("url", "locator", "required_contents")
+    _expect(isinstance(target, dict) and set(target) == set(keys), where, f"an object of {', '.join(keys)}", target)
+    url, locator = target["url"], target["locator"]
+    _text(url, f"{where}.url")
+    if url.startswith("func:"):
+        _located(f"{where}.url", parse_call, url)
+    elif url != "last":
+        _url(url, f"{where}.url")
+    _text(locator, f"{where}.locator", empty=True)
+    if locator.startswith("func:"):
+        _located(f"{where}.locator", parse_call, locator)
+    else:
+        # The script runs inside the page, as upstream's does; what it could reach is that page.
+        _expect(not locator.strip() or locator.startswith(("document.", "[...document.")), f"{where}.locator",
+                "nothing, a script that starts with document. or [...document., or func:", locator)
+    _check_rules(target["required_contents"], f"{where}.required_contents", page=True)
+
+
+def _check_rules(rules: Any, where: str, page: bool) -> None:
+    """What an answer, or a part of a page, must hold: rule name -> reference."""
+    _expect(isinstance(rules, dict) and rules and all(rule in RULES for rule in rules), where,
+            f"a non-empty object with some of {', '.join(RULES)}", rules)
+    for rule, reference in rules.items():
+        place = f"{where}.{rule}"
+        if rule == "exact_match" or rule == "fuzzy_match" and reference == "N/A":
+            _text(reference, place, empty=page)      # a page's field may have to be empty, an answer never is
+            continue
+        _list(reference, place, "a non-empty list of texts", lambda item: isinstance(item, str))
+        for alternative in OR.join(reference).split(OR):
+            _text(alternative, place)
+            if rule == "required_values":
+                _located(place, satisfies, "0", alternative)
+
+
+def _located(where: str, check: Callable, *arguments: str) -> None:
+    """Puts `where` before the message of a check that raises ValueError."""
+    try:
+        check(*arguments)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def _url(url: Any, where: str) -> None:
+    _text(url, where)
+    _expect(_URL.fullmatch(url) and " |" not in url, where, _URL_EXPECTED, url)     # no |AND|: one tab at the start
+    _located(where, lambda text: urlsplit(text).port, url)
+
+
+def _text(value: Any, where: str, empty: bool = False) -> None:
+    _expect(isinstance(value, str) and len(value) <= MAX_TEXT and (empty or value.strip())
+            and not re.search(r"[\ud800-\udfff]", value), where,        # half a character, which JSON can spell
+            f"{'a' if empty else 'a non-empty'} text of at most {MAX_TEXT} characters", value)
+
+
+def _list(value: Any, where: str, expected: str, fits: Callable[[Any], bool]) -> None:
+    _expect(isinstance(value, list) and 0 < len(value) <= MAX_ITEMS and all(map(fits, value)), where, expected, value)
+
+
+def _expect(holds: object, where: str, expected: str, value: object) -> None:
+    if not holds:
+        raise ValueError(f"{where}: expected {expected}, got {_SHOW.repr(value)}")
+
+
+# ---- python -m jhima.tasks ----
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Counts the tasks of a file by site and evaluators.")
+    parser.add_argument("tasks", help=f"a task file, or one of {', '.join(POCKET)}")
+    name = parser.parse_args().tasks
+    try:
+        label, prefix, rows = _rows(name)
+    except ValueError as error:
+        sys.exit(str(error))
+    tasks, problems = [], []
+    for number, row in enumerate(rows):
+        try:
+            tasks.append(parse_task(row, prefix, f"{label}: task {number}"))
+        except ValueError as error:
+            problems.append(str(error))
+    print(table(tasks))
+    print(f"{label}: {len(rows)} tasks, {len(tasks)} can be scored ({sum(map(needs_judge, tasks))} need the LLM judge)")
+    if problems:
+        sys.exit("\n".join(problems))
+
+
+def table(tasks: list[Task]) -> str:
+    """Tasks by site (rows) and combination of evaluators (columns)."""
+    count = Counter(("+".join(task.sites), "+".join(task.eval["eval_types"])) for task in tasks)
+    sites, kinds = sorted({site for site, _ in count}), sorted({kind for _, kind in count})
+    lines = [["site", *kinds, "all"]]
+    for site in sites:
+        row = [count[site, kind] for kind in kinds]
+        lines.append([site, *map(str, row), str(sum(row))])
+    totals = [sum(count[site, kind] for site in sites) for kind in kinds]
+    lines.append(["all", *map(str, totals), str(sum(totals))])
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    return "\n".join("  ".join(f"{cell:>{width}}" if i else f"{cell:<{width}}"
+                               for i, (cell, width) in enumerate(zip(line, widths))) for line in lines)
+
+
+if __name__ == "__main__":
+    main()

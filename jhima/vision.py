@@ -1,0 +1,128 @@
+"""Screenshots to vision features: Qwen2.5-VL's own weights, run in a batch.
+
+The tower in transformers computes window indices and rotary angles for each image in Python and attends window by
+window in a loop. Both depend on the image grid alone, and all screenshots of a run share one grid: here the tables
+are cached per grid, and the windows of all images go through one attention call. Same numbers
+(tests/test_policy.py), several times faster on small models.
+"""
+from __future__ import annotations
+
+import io
+import math
+from functools import lru_cache
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor, nn
+
+PATCH, MERGE = 14, 2                       # Qwen2.5-VL: 14-px patches, 2x2 patches a token
+FACTOR = PATCH * MERGE                     # 28 px a token and side
+MIN_PIXELS, MAX_PIXELS = 3136, 2_109_744   # ScaleCUA's training values; 1280x720 lies well inside
+MEAN = np.array([0.48145466, 0.4578275, 0.40821073], np.float32)   # CLIP's statistics, as the checkpoints expect
+STD = np.array([0.26862954, 0.26130258, 0.27577711], np.float32)
+
+
+def smart_resize(width: int, height: int, min_pixels: int = MIN_PIXELS, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
+    """(width, height) that Qwen2.5-VL sees: multiples of 28 within the pixel budget. Matches upstream's rule.
+
+    Raises ValueError for an aspect ratio above 200.
+
+    >>> smart_resize(1280, 720), smart_resize(336, 336)
+    ((1288, 728), (336, 336))
+    """
+    if max(width, height) > 200 * min(width, height):
+        raise ValueError(f"an image of {width}x{height} is too long for Qwen2.5-VL (aspect ratio above 200)")
+    w, h = (max(FACTOR, round(side / FACTOR) * FACTOR) for side in (width, height))
+    if w * h > max_pixels:
+        shrink = math.sqrt(width * height / max_pixels)
+        w, h = (max(FACTOR, math.floor(side / shrink / FACTOR) * FACTOR) for side in (width, height))
+    elif w * h < min_pixels:
+        grow = math.sqrt(min_pixels / (width * height))
+        w, h = (math.ceil(side * grow / FACTOR) * FACTOR for side in (width, height))
+    return w, h
+
+
+def patches(png: bytes) -> tuple[Tensor, tuple[int, int]]:
+    """A screenshot as Qwen2.5-VL's patches [rows * columns, 1176] and its grid (rows, columns) in patches.
+
+    Equals Qwen2VLImageProcessor on an image that needs no resize; ours is resized here, once, so that Hugging Face
+    and vLLM see the same pixels. Raises PIL.UnidentifiedImageError for bytes that are no image.
+    """
+    image = Image.open(io.BytesIO(png)).convert("RGB")
+    size = smart_resize(*image.size)
+    if size != image.size:
+        image = image.resize(size, Image.Resampling.BICUBIC)
+    x = (np.asarray(image, np.float32) / 255 - MEAN) / STD                  # [H, W, 3]
+    rows, columns = x.shape[0] // PATCH, x.shape[1] // PATCH
+    x = x.reshape(rows // MERGE, MERGE, PATCH, columns // MERGE, MERGE, PATCH, 3)
+    x = x.transpose(0, 3, 1, 4, 6, 2, 5)                                    # [R/2, C/2, 2, 2, 3, 14, 14]
+    x = np.repeat(x[:, :, :, :, :, None], 2, axis=5)                        # a still image fills both frames
+    return torch.from_numpy(x.reshape(rows * columns, -1)), (rows, columns)
+
+
+@lru_cache(maxsize=16)
+def _tables(grid: tuple[int, int], window: int, head_dim: int, device: torch.device) -> tuple[Tensor, ...]:
+    """What depends on the grid alone.
+
+    order [n]: patches sorted by window, the four of a token together; angle [n, head_dim]: rotary angles in that order;
+    slots [n_windows, longest]: for each window its patches' positions in `order` (padded by repeating position 0);
+    real [n_windows, longest]: which of them count.
+    """
+    rows, columns = grid
+    n = rows * columns
+    token = torch.arange(n) // MERGE**2                                     # patches come token by token
+    token_row, token_col = token // (columns // MERGE), token % (columns // MERGE)
+    row = token_row * MERGE + torch.arange(n) % MERGE**2 // MERGE
+    col = token_col * MERGE + torch.arange(n) % MERGE
+    across = math.ceil(columns / MERGE / window)                            # windows side by side
+    in_window = token_row // window * across + token_col // window          # [n] window number of each patch
+    order = torch.argsort(in_window, stable=True)
+    sizes = torch.bincount(in_window)
+    real = torch.arange(int(sizes.max())) < sizes[:, None]                  # [n_windows, longest]
+    slots = torch.zeros(real.shape, dtype=torch.long)
+    slots[real] = torch.arange(n)
+    frequency = 10000.0 ** (-torch.arange(0, head_dim // 2, 2) / (head_dim // 2))
+    angle = torch.cat([row[order, None] * frequency, col[order, None] * frequency], -1)   # [n, head_dim / 2]
+    return tuple(t.to(device) for t in (order, torch.cat([angle, angle], -1), slots, real))
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding in float32, as upstream. x [B, n, heads, head_dim], cos and sin [n, 1, head_dim]."""
+    half = x.float()
+    left, right = half.chunk(2, -1)
+    return (half * cos + torch.cat([-right, left], -1) * sin).to(x.dtype)
+
+
+def vision_features(tower: nn.Module, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Features of B screenshots of one grid.
+
+    tower: Qwen2_5_VisionTransformerPretrainedModel; pixels [B, n, 1176]; returns [B, n / 4, hidden size of the
+    language model], tokens in reading order.
+    """
+    config, weight = tower.config, tower.patch_embed.proj.weight
+    heads = config.num_heads
+    head_dim = config.hidden_size // heads
+    window = config.window_size // FACTOR                                   # tokens a side
+    order, angle, slots, real = _tables(grid, window, head_dim, pixels.device)
+    B, n = pixels.shape[:2]
+    cos, sin = angle.cos()[:, None], angle.sin()[:, None]
+    whole_windows = bool(real.all())
+
+    x = F.linear(pixels.to(weight.dtype), weight.flatten(1))[:, order]      # [B, n, hidden]
+    for number, layer in enumerate(tower.blocks):
+        qkv = layer.attn.qkv(layer.norm1(x)).view(B, n, 3, heads, head_dim)
+        q, k, v = qkv.unbind(2)                                             # [B, n, heads, head_dim]
+        q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
+        if number in config.fullatt_block_indexes:
+            y = F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v))).transpose(1, 2)
+        else:
+            q, k, v = (t[:, slots].flatten(0, 1).transpose(1, 2) for t in (q, k, v))      # [B * windows, heads, longest, d]
+            mask = None if whole_windows else real.repeat(B, 1)[:, None, None]            # [B * windows, 1, 1, longest]
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+            y = y.transpose(1, 2).unflatten(0, (B, -1))[:, real]                          # [B, n, heads, head_dim]
+        x = x + layer.attn.proj(y.reshape(B, n, -1))
+        x = x + layer.mlp(layer.norm2(x))
+    merged = tower.merger(x.reshape(B * n, -1)).view(B, n // MERGE**2, -1)
+    return merged[:, torch.argsort(order[::MERGE**2])]                       # back to reading order
