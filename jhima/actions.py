@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+import warnings
 from dataclasses import dataclass
 from typing import Iterator, Literal
 
@@ -142,21 +143,18 @@ def _calls(block: str) -> Iterator[tuple[str, tuple[list, dict] | None]]:
     at = 0
     while (start := _CALL.search(block, at)) is not None:
         name = ALIASES.get(start[1], start[1])
-        body = block[start.end():start.end() + MAX_CALL]
-        following = _CALL.search(body)
-        ends = [m for m in list(_CALL_END.finditer(body))[:20]] or [None]
-        for end in ends:
-            text = body[:end.start()] if end else body.split("</action>")[0].rstrip().rstrip(")`")
-            arguments = _literals(text)
-            if arguments is not None:
-                break
-        else:
-            # Stop before the next call on a line of its own, so that one bad call does not swallow the rest.
-            limit = following.start() if following and "\n" in body[:following.start()] else len(body)
-            end = ([e for e in ends if e.start() < limit] or ends[:1])[-1]
-            text = body[:end.start()] if end else text
-            arguments = _quoted(text) if name in ("write", "response") else None
-        at = start.end() + (end.end() if end else len(text))
+        body = block[start.end():start.end() + MAX_CALL].split("</action>")[0]
+        ends = [(m.start(), m.end()) for m in list(_CALL_END.finditer(body))[:20]]
+        if not ends:                                                     # the closing parenthesis is missing
+            ends = [(len(body.rstrip().rstrip("`").rstrip()), len(body))]
+        read = next(((end, found) for end in ends if (found := _literals(body[:end[0]])) is not None), None)
+        if read is None:
+            following = _CALL.search(body, body.find("\n") + 1 or len(body))
+            before = [end for end in ends if following is None or end[0] < following.start()]
+            end = before[-1] if before else ends[0]
+            read = end, _quoted(body[:end[0]]) if name in ("write", "response") else None
+        (_, stop), arguments = read
+        at = start.end() + stop
         yield name, arguments
 
 
@@ -164,7 +162,8 @@ def _literals(text: str) -> tuple[list, dict] | None:
     """Positional and keyword arguments of `f(text)` if all are literals; read by Python's parser, never run."""
     for attempt in (text, text.strip().replace("\n", "\\n")):        # a line break inside a string
         try:
-            call = ast.parse(f"f({attempt})", mode="eval").body
+            with warnings.catch_warnings(action="ignore"):           # of the escapes in a model's strings
+                call = ast.parse(f"f({attempt})", mode="eval").body
             if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
                 return None
             return [ast.literal_eval(a) for a in call.args], {k.arg: ast.literal_eval(k.value) for k in call.keywords if k.arg}
@@ -175,9 +174,9 @@ def _literals(text: str) -> tuple[list, dict] | None:
 
 def _quoted(text: str) -> tuple[list, dict] | None:
     """The one string argument of a call whose quotes are not escaped: from its first quote to its last."""
-    opening = re.search(r"['\"]", text)
-    closing = text.rfind(opening[0]) if opening else -1
-    if opening is None or closing <= opening.start():
+    opening = re.match(r"\s*(?:\w+\s*=\s*)?(['\"])", text)
+    closing = text.rfind(opening[1]) if opening else -1
+    if opening is None or closing < opening.end() or text[closing + 1:].strip(" ,\n)`"):
         return None
     inner = text[opening.end():closing]
     return [re.sub(r"\\([nt'\"\\])", lambda m: {"n": "\n", "t": "\t"}.get(m[1], m[1]), inner)], {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import time
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPException
@@ -145,12 +146,12 @@ async def log_in(session: Session, lease: Lease, site: str) -> None:
         await password_field.fill(password)
         await button.click()
 
-    try:
-        await within(session.operation, submit(), f"the login form of {site}")
-        # The form goes at once where the page changes, later where a script checks it first.
-        await within(session.operation, password_field.wait_for(state="detached"), f"logging in to {site}")
-    except EnvironmentFailure as failure:
-        raise failure if failure.kind != "deadline" else EnvironmentFailure("login", failure.detail) from None
-    status = await session.settle()
-    if status >= 400 or await within(session.operation, password_field.count(), f"checking the login to {site}"):
-        raise EnvironmentFailure("login", f"{site} shows HTTP {status} at {session.page.url[:200]} after logging in as {user}")
+    await within(session.navigation, submit(), f"the login form of {site}")
+    give_up = time.monotonic() + session.operation
+    while True:
+        status = await session.settle()
+        left = not await within(session.operation, password_field.count(), f"checking the login to {site}")
+        if left and status < 400:
+            return
+        if status >= 400 or time.monotonic() > give_up:     # a form that a script checks first goes a little later
+            raise EnvironmentFailure("login", f"{site} shows HTTP {status} at {session.page.url[:200]} to {user}")

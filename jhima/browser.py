@@ -14,6 +14,7 @@ import asyncio
 import base64
 import os
 import shutil
+import time
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, AsyncIterator, Coroutine
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
          "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",       # WebRTC would go past the proxy
+         "--disable-auto-reload",                    # of an error page, while we leave it
          "--disable-smooth-scrolling", "--font-render-hinting=none", "--disable-lcd-text"]
 START = 30.0                                    # seconds for a driver or a browser process to start
 NOWHERE = "http://127.0.0.1:9"                  # the discard port: a proxy that refuses every connection
@@ -65,6 +67,12 @@ SETTLED = """([quiet, cap, acted]) => new Promise(resolve => {
   };
   look();
 })"""
+
+
+SELECT_ALL = """() => {
+  const e = document.activeElement;
+  if (e?.select) e.select(); else if (e?.isContentEditable) getSelection().selectAllChildren(e);
+}"""
 
 
 @dataclass(frozen=True)
@@ -144,19 +152,12 @@ class Session:
         """Opens an episode's page; what the tab showed before is forgotten, so the agent cannot go back to it."""
         await self._load(self.page.goto(url, wait_until="commit"), f"opening {url}")
         await self.settle()
-        await self._do((await self._console()).send("Page.resetNavigationHistory"), "forgetting the history")
+        await self._command("Page.resetNavigationHistory")
 
     async def observe(self) -> Observation:
         await self.settle(acted=False)
-        shot = {"format": "png", "optimizeForSpeed": True}
-        for attempt in range(3):
-            try:
-                png = (await self._do((await self._console()).send("Page.captureScreenshot", shot), "a screenshot"))["data"]
-                return Observation(base64.b64decode(png), self.page.url, self.width, self.height)
-            except EnvironmentFailure as failure:       # the page moved to another process just then
-                if attempt == 2 or "Not attached" not in failure.detail:
-                    raise
-                await self.settle()
+        shot = await self._command("Page.captureScreenshot", format="png", optimizeForSpeed=True)
+        return Observation(base64.b64decode(shot["data"]), self.page.url, self.width, self.height)
 
     async def settle(self, acted: bool = True) -> int:
         """Waits until page, requests and DOM are quiet; returns the page's HTTP status (0: unknown).
@@ -164,8 +165,7 @@ class Session:
         A page that never falls quiet is taken as it is after `cap` seconds; one that is still being loaded has
         until the `navigation` deadline. A page of a foreign host is left again, with a note.
         """
-        clock = asyncio.get_running_loop().time
-        began = clock()
+        clock, began = time.monotonic, time.monotonic()
         while True:
             page, events = self.page, self._events
             status = await self._look(acted, max(0.0, began + self.cap - clock()))
@@ -196,10 +196,22 @@ class Session:
         Points outside the viewport are moved to its edge.
         """
         self._notes, self._left_for = [], ""
+        if action.kind in ("answer", "stop"):
+            return ""
+        page = self.page
+        try:
+            await self._act(action)
+        except EnvironmentFailure:
+            if page is self.page:           # else the action closed its tab, which interrupted it
+                raise
+        await self.settle()
+        return "; ".join(self._notes)
+
+    # ---- actions ----
+
+    async def _act(self, action: Action) -> None:
         mouse, keyboard = self.page.mouse, self.page.keyboard
         match action.kind:
-            case "answer" | "stop":
-                return ""
             case "click":
                 count = min(max(action.count, 1), 3)
                 click = mouse.click(*self._point(action.x, action.y), button=action.button, click_count=count)
@@ -214,7 +226,8 @@ class Session:
                 await self._do(mouse.move(*at), "a move of the mouse")
                 dx, dy = (min(max(-10_000.0, d), 10_000.0) for d in (action.dx, action.dy))
                 await self._do(mouse.wheel(dx, dy), "a scroll")
-            case "type":
+            case "type":        # replaces what the field holds, as a person who clicks into it would
+                await self._do(self.page.evaluate(SELECT_ALL), "selecting a field's text")
                 for i in range(0, min(len(action.text), LONGEST_TEXT), 100):    # each part has its own deadline
                     await self._do(keyboard.type(action.text[i:min(i + 100, LONGEST_TEXT)]), "typing")
                 if len(action.text) > LONGEST_TEXT:
@@ -226,11 +239,8 @@ class Session:
             case "goto":
                 await self._visit(action.text)
             case "back" | "forward":
-                await self._turn(action.kind)
-        await self.settle()
-        return "; ".join(self._notes)
-
-    # ---- actions ----
+                if not await self._turn(action.kind):
+                    self._note(f"there is no page to go {action.kind} to")
 
     def _point(self, x: float | None, y: float | None) -> tuple[float, float]:
         """Where the pointer goes: the pixel that (x, y) lies in, inside the viewport, or where the pointer is."""
@@ -268,23 +278,22 @@ class Session:
             if not self._left_for and "ERR_ABORTED" not in failure.detail and "Download" not in failure.detail:
                 raise       # neither redirected to a foreign host nor an answer without a page
 
-    async def _turn(self, way: str) -> None:
+    async def _turn(self, way: str) -> bool:
         """One page back or forward in the tab's history; never to the blank page where a tab begins."""
-        history = await self._do((await self._console()).send("Page.getNavigationHistory"), "reading the history")
+        history = await self._command("Page.getNavigationHistory")
         wanted = history["currentIndex"] + (1 if way == "forward" else -1)
         if not 0 <= wanted < len(history["entries"]) or history["entries"][wanted]["url"] == "about:blank":
-            return self._note(f"there is no page to go {way} to")
+            return False
         turn = self.page.go_forward if way == "forward" else self.page.go_back
         await self._load(turn(wait_until="commit"), f"going {way}")
+        return True
 
     async def _turn_back(self) -> None:
-        """Leaves the browser's error page: closes the tab that opened with it, or goes back."""
-        page = self.page
-        await self._load(page.go_back(wait_until="commit"), "going back")
-        if page.url.startswith("chrome-error:") and len(self._tabs) > 1:
+        """Leaves the browser's error page: goes back, or closes the tab that opened with it."""
+        page, self._left_for = self.page, ""        # the next error page is no longer the foreign host's
+        if not await self._turn("back") and len(self._tabs) > 1:
             await self._do(page.close(), "closing a tab")
             self._closed(page)
-        self._left_for = ""         # the next error page is no longer the foreign host's
 
     # ---- waiting ----
 
@@ -305,11 +314,19 @@ class Session:
             self._events += 1       # a new page or tab came: look at that
             return 0
 
-    async def _console(self) -> CDPSession:
-        page = self.page
-        if page not in self._consoles:
-            self._consoles[page] = await self._do(self.context.new_cdp_session(page), "attaching to a tab")
-        return self._consoles[page]
+    async def _command(self, method: str, **params: object) -> dict:
+        """A command of the DevTools protocol on the current page; refused for an instant while it changes process."""
+        give_up = time.monotonic() + self.operation
+        while True:
+            page = self.page
+            try:
+                if page not in self._consoles:
+                    self._consoles[page] = await self._do(self.context.new_cdp_session(page), "attaching to a tab")
+                return await self._do(self._consoles[page].send(method, params), method)
+            except EnvironmentFailure as failure:
+                if "Not attached" not in failure.detail or time.monotonic() > give_up:
+                    raise
+            await asyncio.sleep(0.02)
 
     # ---- what the browser tells ----
 
@@ -348,8 +365,8 @@ class Session:
             if host in self._origins:
                 self._broken = f"{request.url[:200]}: {request.failure}"
             else:
-                self._left_for = host
-                self._note(f"not on the task's sites: {host}")
+                self._left_for = host or request.url[:80]
+                self._note(f"not on the task's sites: {self._left_for}")
         self._ended(request)
 
     async def _accept(self, dialog: Dialog) -> None:

@@ -81,7 +81,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _dump(value: object) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    return json.dumps(value, separators=(",", ":")).encode()          # ASCII: a lone surrogate in a page is no error
 
 
 def save_plans(folder: Path, task: Task, first: bytes, plans: list[Plan]) -> None:

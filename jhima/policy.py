@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
 
 from .prompts import Prompt, Prompts, load_prompts, save_prompts
-from .vision import MERGE, patches, vision_features
+from .vision import MERGE, PATCH, decode, patchify, vision_features
 
 # The language model's seven linear layers and nothing else: a bare suffix list would also hit the vision tower,
 # whose adapters vLLM ignores without a word, so that sampling and training would part.
@@ -97,12 +97,13 @@ class Policy(nn.Module):
         """
         keys = [hashlib.blake2b(image, digest_size=16).digest() for image in images]
         found = {} if self.tune_vision else {k: self._cache[k] for k in keys if k in self._cache}
-        missing = {k: patches(image) for k, image in zip(keys, images) if k not in found}
-        for grid in {grid for _, grid in missing.values()}:
-            same = [k for k in missing if missing[k][1] == grid]
-            pixels = torch.stack([missing[k][0] for k in same]).to(self.device)              # [B, n, 1176]
+        missing = {k: decode(image) for k, image in zip(keys, images) if k not in found}     # [H, W, 3] each
+        for shape in {pixels.shape for pixels in missing.values()}:
+            same = [k for k in missing if missing[k].shape == shape]
+            grid = (shape[0] // PATCH, shape[1] // PATCH)
+            pixels = torch.stack([missing[k] for k in same]).to(self.device)                 # [B, H, W, 3]
             with nullcontext() if self.tune_vision else torch.no_grad():
-                features = vision_features(self.base.model.visual, pixels, grid)             # [B, n / 4, hidden]
+                features = vision_features(self.base.model.visual, patchify(pixels), grid)   # [B, n / 4, hidden]
             found |= {k: (f, grid) for k, f in zip(same, features)}
         if not self.tune_vision:
             self._remember(found)

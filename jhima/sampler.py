@@ -29,7 +29,8 @@ class Completion:
 
 
 @dataclass(frozen=True)
-class _Request:
+class Request:
+    """What LocalSampler.sample asks `generate` for: collapsed prompt ids, PNG, and how to draw."""
     prompt_ids: list[int]
     image: bytes
     max_tokens: int
@@ -46,13 +47,13 @@ class LocalSampler:
     def __init__(self, policy: Policy, max_batch: int = 32) -> None:
         self.policy, self.max_batch = policy, max_batch
         self.tokens = 0                              # sampled so far, for throughput
-        self._waiting: list[tuple[_Request, asyncio.Future[Completion]]] = []
+        self._waiting: list[tuple[Request, asyncio.Future[Completion]]] = []
         self._running: asyncio.Task | None = None
 
     async def sample(self, prompt: Prompt, max_tokens: int, temperature: float, seed: int) -> Completion:
         """One reply to `prompt`; temperature 0 takes the likeliest token."""
         reply: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self._waiting.append((_Request(self.policy.prompt_ids(prompt), prompt.image, max_tokens, temperature, seed), reply))
+        self._waiting.append((Request(self.policy.prompt_ids(prompt), prompt.image, max_tokens, temperature, seed), reply))
         if self._running is None or self._running.done():
             self._running = asyncio.create_task(self._drain())
         return await reply
@@ -78,7 +79,7 @@ class LocalSampler:
 
 
 @torch.no_grad()
-def generate(policy: Policy, requests: list[_Request]) -> list[Completion]:
+def generate(policy: Policy, requests: list[Request]) -> list[Completion]:
     """Samples a reply to each request, all together, with a key-value cache.
 
     Gumbel-max: argmax(logits / T + noise) is a draw from softmax(logits / T), and the noise of a row comes from the

@@ -44,22 +44,29 @@ def smart_resize(width: int, height: int, min_pixels: int = MIN_PIXELS, max_pixe
     return w, h
 
 
-def patches(png: bytes) -> tuple[Tensor, tuple[int, int]]:
-    """A screenshot as Qwen2.5-VL's patches [rows * columns, 1176] and its grid (rows, columns) in patches.
+@lru_cache(maxsize=256)     # a picture's questions, passes and prefetched batches meet it again: 90 MB at 336x336
+def decode(png: bytes) -> Tensor:
+    """A screenshot as pixels [H, W, 3] (uint8), resized once to the model's grid.
 
-    Equals Qwen2VLImageProcessor on an image that needs no resize; ours is resized here, once, so that Hugging Face
-    and vLLM see the same pixels. Raises PIL.UnidentifiedImageError for bytes that are no image.
+    So Hugging Face and vLLM, whose own resize then has nothing left to do, see the same pixels. Raises
+    PIL.UnidentifiedImageError for bytes that are no image.
     """
     image = Image.open(io.BytesIO(png)).convert("RGB")
     size = smart_resize(*image.size)
     if size != image.size:
         image = image.resize(size, Image.Resampling.BICUBIC)
-    x = (np.asarray(image, np.float32) / 255 - MEAN) / STD                  # [H, W, 3]
-    rows, columns = x.shape[0] // PATCH, x.shape[1] // PATCH
-    x = x.reshape(rows // MERGE, MERGE, PATCH, columns // MERGE, MERGE, PATCH, 3)
-    x = x.transpose(0, 3, 1, 4, 6, 2, 5)                                    # [R/2, C/2, 2, 2, 3, 14, 14]
-    x = np.repeat(x[:, :, :, :, :, None], 2, axis=5)                        # a still image fills both frames
-    return torch.from_numpy(x.reshape(rows * columns, -1)), (rows, columns)
+    return torch.from_numpy(np.array(image))
+
+
+def patchify(pixels: Tensor) -> Tensor:
+    """Pixels [B, H, W, 3] (uint8) as Qwen2.5-VL's patches [B, n, 1176], token by token. Equals Qwen2VLImageProcessor."""
+    B, H, W, _ = pixels.shape
+    mean, std = (torch.tensor(v, device=pixels.device) for v in (MEAN, STD))
+    x = (pixels.float() / 255 - mean) / std                                 # [B, H, W, 3]
+    x = x.view(B, H // FACTOR, MERGE, PATCH, W // FACTOR, MERGE, PATCH, 3)
+    x = x.permute(0, 1, 4, 2, 5, 7, 3, 6)                                   # [B, R/2, C/2, 2, 2, 3, 14, 14]
+    x = x.unsqueeze(6).expand(*x.shape[:6], 2, PATCH, PATCH)                # a still image fills both frames
+    return x.reshape(B, H * W // PATCH**2, -1)
 
 
 @lru_cache(maxsize=16)

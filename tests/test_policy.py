@@ -16,7 +16,13 @@ import jhima.vision
 from jhima.policy import Sample, expand, load_policy, mrope_positions, save_policy
 from jhima.prompts import Prompt
 from jhima.sampler import LocalSampler
-from jhima.vision import patches, smart_resize, vision_features
+from jhima.vision import PATCH, decode, patchify, smart_resize, vision_features
+
+
+def patches(image: bytes):
+    """Patches [n, 1176] and grid of one screenshot."""
+    pixels = decode(image)
+    return patchify(pixels[None])[0], (pixels.shape[0] // PATCH, pixels.shape[1] // PATCH)
 
 
 @pytest.mark.parametrize("module", [jhima.policy, jhima.vision])
@@ -130,7 +136,7 @@ def test_a_reply_does_not_depend_on_its_batch(policy):
 
 def test_sampling_follows_the_distribution(policy):
     """First tokens of 600 draws against the model's own probabilities, in ten bins of about equal mass (chi-square)."""
-    prompt, temperature = PROMPTS[0], 0.1
+    prompt, temperature = PROMPTS[0], 0.25
     draws = [r.ids[0] for r in sample_all(policy, [prompt] * 600, temperature, max_tokens=1, max_batch=200)]
     with torch.no_grad():
         embeds, positions, mask = policy.embed([policy.prompt_ids(prompt)], [prompt.image], [[]])
@@ -141,7 +147,9 @@ def test_sampling_follows_the_distribution(policy):
     bins[order] = (p[order].cumsum(0) * 10).long().clamp(max=9)
     expected = 600 * torch.zeros(10).scatter_add(0, bins, p)
     observed = torch.bincount(bins[draws], minlength=10)
-    assert ((observed - expected) ** 2 / expected).sum() < 33              # 10 degrees of freedom: p < 0.001
+    filled = expected > 5                                                  # a token heavier than a bin empties the next
+    assert filled.sum() >= 5
+    assert ((observed - expected)[filled] ** 2 / expected[filled]).sum() < 33      # 10 degrees of freedom: p < 0.001
 
 
 def test_forbidden_tokens_are_never_sampled(policy):

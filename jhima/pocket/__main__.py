@@ -6,6 +6,8 @@
     python -m jhima.pocket demos      the oracle's trajectories in ScaleCUA's format, with screenshots
     python -m jhima.pocket teacher    an OpenAI-compatible teacher and judge
     python -m jhima.pocket model      an untrained pocket model, built from code
+    python -m jhima.pocket pages      pictures of the sites with what they show
+    python -m jhima.pocket pretrain   the pocket base model, trained on them
 """
 from __future__ import annotations
 
@@ -39,25 +41,47 @@ def main() -> None:
     for name, text in (("check", "solve tasks with the oracle and with the do-nothing agent"),
                        ("demos", "record the oracle's trajectories of training tasks")):
         sub = commands.add_parser(name, help=text)
+        sub.add_argument("--tasks", nargs="+", default=["pocket", "pocket-eval"] if name == "check" else ["pocket"],
+                         help="task lists: pocket, pocket-eval or files (default: %(default)s)")
         sub.add_argument("--limit", type=int, help="only the first N tasks")
         sub.add_argument("--full", action="store_true", help="1280x720, longer lists in shuffled order")
         sub.add_argument("--concurrency", type=int, default=8)
-        if name == "check":
-            sub.add_argument("--split", choices=("train", "eval", "all"), default="all")
-        else:
+        if name == "demos":
             sub.add_argument("--out", type=Path, default=Path("runs/demos"))
 
     teacher = commands.add_parser("teacher", help="serve the teacher and judge")
     teacher.add_argument("--port", type=int, default=8399, help="0: any free one")
     teacher.add_argument("--json", action="store_true", help="print one JSON line with the URL, and stop at end of input")
 
+    pages = commands.add_parser("pages", help="collect pictures of the sites with what they show, to pre-train on")
+    pages.add_argument("--out", type=Path, default=Path("runs/pages"))
+    pages.add_argument("--count", type=int, default=6000)
+    pages.add_argument("--concurrency", type=int, default=8)
+    pages.add_argument("--seed", type=int, default=0)
+
+    pre = commands.add_parser("pretrain", help="train the pocket base model on collected pages (needs a GPU)")
+    pre.add_argument("--pages", type=Path, default=Path("runs/pages"))
+    pre.add_argument("--model", type=Path, default=Path("checkpoints/pocket-untrained"), help="what `model` wrote")
+    pre.add_argument("--out", type=Path, default=Path("checkpoints/pocket-base"))
+    pre.add_argument("--minutes", type=float, default=20.0)
+    pre.add_argument("--batch", type=int, default=32, help="pictures a step; each is asked seven questions")
+    pre.add_argument("--lr", type=float, default=1e-3)
+    pre.add_argument("--seed", type=int, default=0)
+
     model = commands.add_parser("model", help="write an untrained pocket model")
-    model.add_argument("--out", type=Path, default=Path("checkpoints/pocket-base"))
+    model.add_argument("--out", type=Path, default=Path("checkpoints/pocket-untrained"))
     model.add_argument("--hidden", type=int, default=128)
     model.add_argument("--layers", type=int, default=3)
 
     args = parser.parse_args()
-    {"serve": _serve, "tasks": _tasks, "check": _check, "demos": _demos, "teacher": _teacher, "model": _model}[args.command](args)
+    run = {"serve": _serve, "tasks": _tasks, "check": _check, "demos": _demos, "teacher": _teacher, "pages": _pages,
+           "pretrain": _pretrain, "model": _model}[args.command]
+    try:
+        run(args)
+    except ValueError as error:
+        sys.exit(f"python -m jhima.pocket {args.command}: {error}")
+    except KeyboardInterrupt:
+        sys.exit(f"python -m jhima.pocket {args.command}: stopped")
 
 
 def _serve(args: argparse.Namespace) -> None:
@@ -104,13 +128,23 @@ def _tasks(args: argparse.Namespace) -> None:
 
 def _check(args: argparse.Namespace) -> None:
     from .check import check
-    failed = asyncio.run(check(args.split, args.limit, args.full, args.concurrency))
+    failed = asyncio.run(check(args.tasks, args.limit, args.full, args.concurrency))
     sys.exit(1 if failed else 0)
 
 
 def _demos(args: argparse.Namespace) -> None:
     from .check import record
-    asyncio.run(record(args.out, args.limit, args.full, args.concurrency))
+    asyncio.run(record(args.out, args.tasks, args.limit, args.full, args.concurrency))
+
+
+def _pages(args: argparse.Namespace) -> None:
+    from .pages import collect
+    asyncio.run(collect(args.out, args.count, args.concurrency, args.seed))
+
+
+def _pretrain(args: argparse.Namespace) -> None:
+    from .pretrain import pretrain
+    pretrain(args.pages, args.model, args.out, args.minutes, args.batch, args.lr, args.seed)
 
 
 def _model(args: argparse.Namespace) -> None:

@@ -45,10 +45,9 @@ async def play_all(env: Environment, jobs: list[tuple[Task, Act]], bar: tqdm, do
             group.create_task(one(task, act))
 
 
-async def check(split: str, limit: int | None, full: bool, concurrency: int) -> int:
+async def check(names: list[str], limit: int | None, full: bool, concurrency: int) -> int:
     """Prints, a site a line, how many tasks the oracle solves and how many the do-nothing agent does; returns the
     number of tasks that are wrong in either way, each named with the reason."""
-    names = {"train": ["pocket"], "eval": ["pocket-eval"], "all": ["pocket", "pocket-eval"]}[split]
     tasks = [task for name in names for task in load_tasks(name)][:limit]
     solved, idled, wrong = Counter(), Counter(), []
 
@@ -75,12 +74,12 @@ async def check(split: str, limit: int | None, full: bool, concurrency: int) -> 
     return len(wrong)
 
 
-async def record(out: Path, limit: int | None, full: bool, concurrency: int) -> None:
-    """Writes the oracle's episodes of training tasks to `out`: images/, steps.jsonl and meta.json.
+async def record(out: Path, names: list[str], limit: int | None, full: bool, concurrency: int) -> None:
+    """Writes the oracle's episodes of the named task lists to `out`: images/, steps.jsonl and meta.json.
 
     A run that was stopped goes on where it was: tasks whose last line is there are not played again.
     """
-    tasks = load_tasks("pocket")[:limit]
+    tasks = [task for name in names for task in load_tasks(name)][:limit]
     out.mkdir(parents=True, exist_ok=True)
     steps = out / "steps.jsonl"
     recorded = _recorded(steps)

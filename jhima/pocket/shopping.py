@@ -60,10 +60,12 @@ def catalog(key: str):
 
 def category(name: str) -> str:
     products = g.world.listing((p for p in on_sale().values() if p.category == name), name)
-    order, falling = request.args.get("product_list_order"), request.args.get("product_list_dir") == "desc"
-    if order in ("price", "rating"):
-        products.sort(key=g.world.store.stars if order == "rating" else lambda p: p.price, reverse=falling)
-    title = {"price": f"{name} by price", "rating": f"{name} by rating"}.get(order, name)
+    order, direction = request.args.get("product_list_order"), request.args.get("product_list_dir")
+    chosen = [label for label, query in SORTS.items()
+              if query == f"product_list_order={order}&product_list_dir={direction}"]
+    if chosen:
+        products.sort(key=g.world.store.stars if order == "rating" else lambda p: p.price, reverse=direction == "desc")
+    title = ", ".join([name, *(label.removesuffix(" first").lower() for label in chosen)])
     sorts = [link(label, f"/{name.lower()}.html?{query}") for label, query in SORTS.items()]
     return page(title, *sorts, *offers(products))
 

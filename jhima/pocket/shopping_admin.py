@@ -41,9 +41,8 @@ def admin():
 @login_required
 def dashboard():
     newest = list(reversed(g.world.store.orders.values()))[:4]
-    best, pieces = g.world.store.sold()[0]
     return page("Dashboard", *grid([link(label, href) for label, href in NAVIGATION["shopping_admin"]]),
-                pair("Best seller", f"{best.name}, {pieces} sold"),
+                *(pair("Best seller", f"{p.name}, {n} sold") for p, n in g.world.store.sold()[:1]),
                 *(columns(order_link(o), text(o.status)) for o in newest))
 
 

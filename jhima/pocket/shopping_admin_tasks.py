@@ -201,7 +201,8 @@ def ship(number: int, carrier: str, tracking: int) -> Solution:
 
 @template("shopping_admin", "Set order {number} to {status} with the comment {comment}.",
           [{"number": n, "status": STATUSES[(STATUSES.index(o.status) + 1) % 3],
-            "comment": ("Checked", "Paid", "Packed")[n % 3]} for n, o in STORE.orders.items() if o.status != "Canceled"])
+            "comment": ("Checked", "Paid", "Packed")[n % 3]}
+           for n, o in STORE.orders.items() if o.status != "Canceled"])
 def comment(number: int, status: str, comment: str) -> Solution:
     return Solution((open_order(number),
                      step(f"Comment {comment}, set {status}", "The comment is saved",
