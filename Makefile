@@ -30,8 +30,30 @@ $(VENV)/ready: requirements.txt requirements-cpu.txt
 test: setup
 	$(py) -m pytest -q tests
 
+# ---- The demo: the pipeline of the README on the pocket arena, with settings for two CPU cores ----
+
+PORT ?= 8399
+model := checkpoints/pocket-base
+sft := --data $(RUN)/demos/meta.json --annotations $(RUN)/annotations.jsonl --model $(RUN)/base --micro-batch 16 --accumulate 1 --lr 1e-3
+rl := --K 2 --M 4 --T 8 --tasks-per-batch 6 --limit-batches 12 --lr 5e-4 --micro-batch 8 --plan-tokens 64 --action-tokens 48
+eval := --tasks pocket-eval --limit 40 --runs 1 --T 10 --plan-tokens 64 --action-tokens 48
+models := --decomposer $(RUN)/decomposer --actor $(RUN)/actor
+launch := deepspeed --num_gpus 2
+
 demo: setup
-	$(py) -m jhima.pocket demo --out $(RUN)
+	$(py) -m jhima.pocket model --out $(RUN)/base
+	$(py) -m jhima.pocket demos --limit 250 --out $(RUN)/demos
+	@$(py) -m jhima.pocket teacher --port $(PORT) & trap "kill $$!" EXIT; set -x; \
+		$(py) annotate.py --data $(RUN)/demos/meta.json --out $(RUN)/annotations.jsonl \
+			--base-url http://127.0.0.1:$(PORT)/v1 --model pocket-teacher
+	$(launch) train_sft.py --role decomposer $(sft) --epochs 20 --out $(RUN)/decomposer
+	$(launch) train_sft.py --role actor $(sft) --epochs 8 --out $(RUN)/actor
+	$(py) evaluate.py $(models) $(eval) --out $(RUN)/before
+	$(launch) train_rl.py $(models) $(rl) --out $(RUN)/rl
+	$(py) evaluate.py $(models) --adapters $(RUN)/rl $(eval) --out $(RUN)/after
+	$(py) -m jhima.analysis curve $(RUN)/rl $(RUN)/learning-curve.png
+	$(py) -m jhima.report $(RUN)/rl --out $(RUN)/report.html
+	$(py) -m jhima.analysis $(RUN)/before $(RUN)/after
 
 clean:
 	rm -rf $(VENV) runs checkpoints

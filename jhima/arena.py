@@ -80,10 +80,11 @@ class PocketArena:
             await self._ask("DELETE", f"{door}/{(await made)['world']}")
 
     async def _start(self) -> None:
-        command = [sys.executable, "-m", "jhima.pocket", "serve", "--json", "--port", "0", "--latency", str(self.latency)]
+        command = [sys.executable, "-m", "jhima.pocket", "serve", "--json", "--port", "0"]
+        command += ["--latency", str(self.latency)] + ["--full"] * self.full
+        # The server ends with its standard input, so it does not outlive this process.
         self._server = await asyncio.create_subprocess_exec(
-            *command, *(["--full"] if self.full else []), cwd=ROOT,
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE)      # the server ends with its stdin
+            *command, cwd=ROOT, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE)
         try:
             self.urls = json.loads(await asyncio.wait_for(self._server.stdout.readline(), self.deadline))["urls"]
         except (TimeoutError, ValueError):

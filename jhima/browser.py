@@ -20,8 +20,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, AsyncIterator, Coroutine
 from urllib.parse import urlsplit, urlunsplit
 
-from playwright.async_api import Browser, BrowserContext, CDPSession, Dialog, Page, Playwright, Request, async_playwright
+from playwright.async_api import Browser, BrowserContext, CDPSession, Dialog, Page, Playwright, Request
 from playwright.async_api import Error as PlaywrightError
+from playwright.async_api import async_playwright
 
 from .actions import Action
 from .failures import EnvironmentFailure
@@ -46,7 +47,8 @@ LONGEST_TEXT, LONGEST_WAIT, MOST_PRESSES, MOST_NOTES = 1000, 10.0, 50, 5
 WATCH = """(() => {
   const seen = {changed: performance.now()};
   const touch = () => { seen.changed = performance.now(); };
-  new MutationObserver(touch).observe(document, {subtree: true, childList: true, attributes: true, characterData: true});
+  const all = {subtree: true, childList: true, attributes: true, characterData: true};
+  new MutationObserver(touch).observe(document, all);
   document.addEventListener('scroll', touch, {capture: true, passive: true});
   const style = new CSSStyleSheet();
   style.replaceSync('* { caret-color: transparent !important }');
@@ -58,7 +60,8 @@ WATCH = """(() => {
 # changed for `quiet` ms; or after `cap` ms. `acted`: the quiet time starts now, for what just happened may have
 # consequences.
 SETTLED = """([quiet, cap, acted]) => new Promise(resolve => {
-  const begun = performance.now(), ends = a => a.playState === 'running' && isFinite(a.effect?.getComputedTiming().endTime);
+  const begun = performance.now();
+  const ends = a => a.playState === 'running' && isFinite(a.effect?.getComputedTiming().endTime);
   const look = () => {
     const now = performance.now(), since = Math.max(window.__seen?.changed ?? 0, acted ? begun : 0);
     const quieted = document.readyState === 'complete' && now - since >= quiet && !document.getAnimations().some(ends);
@@ -126,8 +129,6 @@ class Session:
         self._idle = asyncio.Event()
         self._events = 0                # requests begun and ended so far
         self._notes: list[str] = []     # on the action in progress
-        self._left_for = ""             # the foreign host that it tried to open
-        self._broken = ""               # the last page that did not load, and why
         context.set_default_timeout(operation * 1000)
         context.set_default_navigation_timeout(navigation * 1000)
         context.on("request", self._began)
@@ -181,9 +182,7 @@ class Session:
             if self._pending:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._idle.wait(), left)
-        if self.page.url.startswith("chrome-error:"):
-            if not self._left_for:
-                raise EnvironmentFailure("site", self._broken or "a page did not load")
+        if self._failed_to_load():
             await self._turn_back()
             return await self.settle()
         if status >= 500 or status in (410, 429):       # 410: the world is gone; 429: the site rations its visitors
@@ -195,9 +194,11 @@ class Session:
 
         Points outside the viewport are moved to its edge.
         """
-        self._notes, self._left_for = [], ""
+        self._notes = []
         if action.kind in ("answer", "stop"):
             return ""
+        if self._failed_to_load():          # a new tab for a foreign host may come late
+            await self.settle()
         page = self.page
         try:
             await self._act(action)
@@ -265,7 +266,7 @@ class Session:
                 return self._note(f"no such key: {key[:40]}")
 
     async def _visit(self, text: str) -> None:
-        """Opens a URL that the agent wrote, on the origin as the lease spells it: cookies tell localhost from 127.0.0.1."""
+        """Opens a URL that the agent wrote, its origin spelled as in the lease, whose cookies it needs."""
         url = text.strip() if "://" in text else f"http://{text.strip()}"
         origin = self._origins.get(host_of(url))
         if origin is None:
@@ -275,8 +276,9 @@ class Session:
         try:
             await self._load(self.page.goto(target, wait_until="commit"), f"opening {target[:200]}")
         except EnvironmentFailure as failure:
-            if not self._left_for and "ERR_ABORTED" not in failure.detail and "Download" not in failure.detail:
-                raise       # neither redirected to a foreign host nor an answer without a page
+            # Redirected to a foreign host, which is noted, or answered without a page.
+            if not any(word in failure.detail for word in ("ERR_PROXY", "ERR_ABORTED", "Download")):
+                raise
 
     async def _turn(self, way: str) -> bool:
         """One page back or forward in the tab's history; never to the blank page where a tab begins."""
@@ -288,9 +290,16 @@ class Session:
         await self._load(turn(wait_until="commit"), f"going {way}")
         return True
 
+    def _failed_to_load(self) -> bool:
+        return self.page.url.startswith("chrome-error:")
+
     async def _turn_back(self) -> None:
-        """Leaves the browser's error page: goes back, or closes the tab that opened with it."""
-        page, self._left_for = self.page, ""        # the next error page is no longer the foreign host's
+        """Leaves the error page of a foreign host: goes back, or closes the tab that opened with it."""
+        page = self.page
+        history = await self._command("Page.getNavigationHistory")
+        url = history["entries"][history["currentIndex"]]["url"]        # page.url has the error page's own
+        if host_of(url) in self._origins:
+            raise EnvironmentFailure("site", f"{url[:200]}: did not load")
         if not await self._turn("back") and len(self._tabs) > 1:
             await self._do(page.close(), "closing a tab")
             self._closed(page)
@@ -306,8 +315,8 @@ class Session:
     async def _look(self, acted: bool, left: float) -> int:
         page = self.page
         try:
-            # A busy page does not answer, so `operation` bounds this too, beyond the `left` seconds it may take.
-            return await within(self.operation + left, page.evaluate(SETTLED, [QUIET * 1000, left * 1000, acted]), "settling")
+            look = page.evaluate(SETTLED, [QUIET * 1000, left * 1000, acted])
+            return await within(self.operation + left, look, "settling")        # a busy page never answers
         except EnvironmentFailure as failure:
             if page is self.page and "context was destroyed" not in failure.detail:
                 raise
@@ -360,13 +369,8 @@ class Session:
                 self._idle.set()
 
     def _failed(self, request: Request) -> None:
-        if _is_main(request):
-            host = host_of(request.url)
-            if host in self._origins:
-                self._broken = f"{request.url[:200]}: {request.failure}"
-            else:
-                self._left_for = host or request.url[:80]
-                self._note(f"not on the task's sites: {self._left_for}")
+        if _is_main(request) and (host := host_of(request.url)) not in self._origins:
+            self._note(f"not on the task's sites: {host or request.url[:80]}")
         self._ended(request)
 
     async def _accept(self, dialog: Dialog) -> None:
@@ -382,8 +386,8 @@ def find_chromium(driver: Playwright) -> str:
     for name in names:
         if path := shutil.which(name):
             return path
-    raise RuntimeError(f"no Chromium at {', '.join(names)}: set CHROMIUM=/path/to/it, run `playwright install chromium`, "
-                       f"or put chromium, chromium-browser or google-chrome on PATH")
+    raise RuntimeError(f"no Chromium at {', '.join(names)}: set CHROMIUM=/path/to/it, run `playwright install "
+                       f"chromium`, or put chromium, chromium-browser or google-chrome on PATH")
 
 
 @dataclass(eq=False)
@@ -424,13 +428,14 @@ class Browsers:
     @asynccontextmanager
     async def session(self, lease: Lease) -> AsyncIterator[Session]:
         """A context of its own for one episode; it reaches the lease's hosts only and is closed on every way out."""
+        width, height = lease.viewport
         hosts = {host_of(url) for url in lease.urls.values()}
         hosts |= {host.replace("127.0.0.1:", "localhost:") for host in hosts}
         chromium, context = await self._take(), None
         try:
             async with chromium.opening:
                 context = await within(self.operation, chromium.browser.new_context(
-                    viewport=dict(zip(("width", "height"), lease.viewport)), device_scale_factor=1, locale="en-US",
+                    viewport={"width": width, "height": height}, device_scale_factor=1, locale="en-US",
                     extra_http_headers=lease.headers, accept_downloads=False, service_workers="block",
                     proxy={"server": NOWHERE, "bypass": ",".join(sorted(hosts))}), "opening a context")
                 session = Session(context, lease, self.operation, self.navigation, self.cap)

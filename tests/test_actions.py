@@ -70,7 +70,7 @@ def test_errors_have_a_class(reply, error):
     assert turn.error == error and turn.actions == ()
 
 
-PIECES = ["click(x=7, y=9)", "<think>", "</think>", "<operation>", "</operation>", "<action>", "</action>", "click(", "write(message='", "')", "x=", "y=12",
+PIECES = ["click(x=7, y=9)", "press('enter')", "<think>", "</think>", "<operation>", "</operation>", "<action>", "</action>", "click(", "write(message='", "')", "x=", "y=12",
           "644", ", ", "\n", "'", '"', ")", "(", "[", "]", "swipe(", "from_coord=", "response(", "terminate(", "{", "}", "\\n", "\\", "#",
           ";", "é東", "0.5", "-", "press(keys=", "hotkey(", "`", "None", "lambda: 0", "\x00", "**", "*", "=", "1e999", "True", " "]
 
