@@ -70,7 +70,7 @@ def main() -> None:
 
     model = commands.add_parser("model", help="write an untrained pocket model")
     model.add_argument("--out", type=Path, default=Path("checkpoints/pocket-untrained"))
-    model.add_argument("--hidden", type=int, default=128)
+    model.add_argument("--hidden", type=int, default=192)
     model.add_argument("--layers", type=int, default=3)
 
     args = parser.parse_args()

@@ -1,4 +1,4 @@
-"""The pocket model: a Qwen2.5-VL with about a million parameters, and its tokenizer, built from code.
+"""The pocket model: a Qwen2.5-VL with about three million parameters, and its tokenizer, built from code.
 
 Same classes, chat format, image path and file format as Qwen2.5-VL-7B, so every line that runs on eight GPUs also
 runs on two CPU cores. The tokenizer is a byte-level BPE trained on what the pocket arena says: its words, and every
@@ -51,8 +51,8 @@ def train_tokenizer(corpus: Iterable[str], vocab_size: int = 2560) -> PreTrained
     return tokenizer
 
 
-def build(folder: Path | str, corpus: Iterable[str], hidden: int = 128, layers: int = 3, vision_hidden: int = 128,
-          vision_layers: int = 3, seed: int = 0) -> int:
+def build(folder: Path | str, corpus: Iterable[str], hidden: int = 192, layers: int = 3, vision_hidden: int = 128,
+          vision_layers: int = 4, seed: int = 0) -> int:
     """Writes an untrained pocket model to `folder`; returns its number of parameters."""
     tokenizer = train_tokenizer(corpus)
     ids = dict(zip(SPECIAL, tokenizer.convert_tokens_to_ids(SPECIAL)))
