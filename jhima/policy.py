@@ -12,6 +12,7 @@ import re
 from collections import OrderedDict
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -188,10 +189,14 @@ def mrope_positions(ids: Tensor, image_pad: int, grid: tuple[int, int]) -> Tenso
     >>> mrope_positions(torch.tensor([5, 9, 9, 9, 9, 9, 9, 7]), image_pad=9, grid=(4, 6)).tolist()
     [[0, 1, 1, 1, 1, 1, 1, 4], [0, 1, 1, 1, 2, 2, 2, 4], [0, 1, 2, 3, 1, 2, 3, 4]]
     """
+    return _positions(int((ids == image_pad).nonzero()[0]), len(ids), grid)
+
+
+@lru_cache(maxsize=4096)        # they depend on lengths alone, which come again and again
+def _positions(start: int, length: int, grid: tuple[int, int]) -> Tensor:
     rows, columns = grid[0] // MERGE, grid[1] // MERGE
-    start = int((ids == image_pad).nonzero()[0])
     after = start + rows * columns
-    positions = torch.arange(len(ids)).repeat(3, 1)                          # [3, L]
+    positions = torch.arange(length).repeat(3, 1)                            # [3, L]
     positions[0, start:after] = start
     positions[1, start:after] = start + torch.arange(rows).repeat_interleave(columns)
     positions[2, start:after] = start + torch.arange(columns).repeat(rows)

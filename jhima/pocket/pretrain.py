@@ -18,6 +18,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Iterator
 from zlib import crc32
@@ -128,6 +129,7 @@ def pretrain(folder: Path, model: Path, out: Path, minutes: float, size: int, lr
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     policy = load_policy(model, device, torch.float32, tune_vision=True).train()
+    policy.text_ids = lru_cache(maxsize=None)(policy.text_ids)      # the same few thousand texts come again and again
     pages = read_pages(folder)
     seen, held_out = [p for p in pages if not p.held_out], [p for p in pages if p.held_out]
     words = sorted({word for page in seen for row in page.rows for word in row["text"].split() if word.isalpha()})
