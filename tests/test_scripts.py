@@ -31,9 +31,10 @@ def sft(tmp_path_factory, checkpoint):
     run("-m", "jhima.pocket", "demos", "--tasks", out / "tasks.json", "--out", out / "demos")
     with serve_teacher() as url:
         run("annotate.py", "--data", out / "demos/meta.json", "--out", out / "annotations.jsonl", "--base-url", url, "--model", MODEL)
-    for role, epochs in (("decomposer", 40), ("actor", 60)):
+    for role, micro, epochs, lr in (("decomposer", 1, 60, 3e-3), ("actor", 4, 100, 5e-3)):
         run("train_sft.py", "--role", role, "--data", out / "demos/meta.json", "--annotations", out / "annotations.jsonl",
-            "--model", checkpoint, "--out", out / role, "--micro-batch", 4, "--accumulate", 1, "--epochs", epochs, "--lr", 3e-3)
+            "--model", checkpoint, "--out", out / role, "--micro-batch", micro, "--accumulate", 1, "--epochs", epochs,
+            "--lr", lr)
     return out
 
 
