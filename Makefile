@@ -14,8 +14,11 @@ export PATH := $(abspath $(VENV))/bin:$(PATH)
 .PHONY: setup demo test clean
 .DELETE_ON_ERROR:
 
+# Chromium: CHROMIUM, Playwright's download, one on PATH, or (as root) the distribution's package.
 setup: $(VENV)/ready
-	@$(py) -m jhima.browser --install
+	@$(py) -m jhima.chromium 2>/dev/null || $(VENV)/bin/playwright install --with-deps chromium >/dev/null 2>&1 \
+		|| { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium-headless-shell >/dev/null; } \
+		|| $(py) -m jhima.chromium
 
 # torch first and alone: on a machine without a GPU its CPU build, not gigabytes of CUDA.
 $(VENV)/ready: requirements.txt requirements-cpu.txt

@@ -1,6 +1,6 @@
 """How agents see and act: real Chromium, driven through async Playwright with mouse and keyboard events.
 
-A `Session` is one episode's browser context; `Browsers` owns the processes. Every wait has a deadline. What is not
+A `Session` is one episode's browser context; chromium.py owns the processes. Every wait has a deadline. What is not
 the agent's doing (a dead browser, a silent site, HTTP 5xx) is an EnvironmentFailure; an action that could not do
 anything is a short note.
 
@@ -12,17 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import os
-import shutil
 import time
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, AsyncIterator, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Coroutine
 from urllib.parse import urlsplit, urlunsplit
 
-from playwright.async_api import Browser, BrowserContext, CDPSession, Dialog, Page, Playwright, Request
+from playwright.async_api import BrowserContext, CDPSession, Dialog, Page, Request
 from playwright.async_api import Error as PlaywrightError
-from playwright.async_api import async_playwright
 
 from .actions import Action
 from .failures import EnvironmentFailure
@@ -31,14 +28,6 @@ from .helpers import within
 if TYPE_CHECKING:
     from .arena import Lease
 
-# The last three make pixels the same on every machine and every run.
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-         "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
-         "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",       # WebRTC would go past the proxy
-         "--disable-auto-reload",                    # of an error page, while we leave it
-         "--disable-smooth-scrolling", "--font-render-hinting=none", "--disable-lcd-text"]
-START = 30.0                                    # seconds for a driver or a browser process to start
-NOWHERE = "http://127.0.0.1:9"                  # the discard port: a proxy that refuses every connection
 ENDLESS = {"eventsource", "websocket", "media", "ping"}     # requests that may last as long as their page
 QUIET = 0.05                                    # seconds without a request or a change that count as settled
 LONGEST_TEXT, LONGEST_WAIT, MOST_PRESSES, MOST_NOTES = 1000, 10.0, 50, 5
@@ -377,122 +366,3 @@ class Session:
         self._note(f"the page asked {dialog.message[:200]!r}: accepted")
         with suppress(PlaywrightError, TimeoutError):       # a dead page fails in what waits for it
             await asyncio.wait_for(dialog.accept(dialog.default_value), self.operation)
-
-
-def find_chromium(driver: Playwright) -> str:
-    """The browser to run. Raises RuntimeError where there is none."""
-    wanted = os.environ.get("CHROMIUM")
-    names = [wanted] if wanted else [driver.chromium.executable_path, "chromium", "chromium-browser", "google-chrome"]
-    for name in names:
-        if path := shutil.which(name):
-            return path
-    raise RuntimeError(f"no Chromium at {', '.join(names)}: set CHROMIUM=/path/to/it, run `playwright install "
-                       f"chromium`, or put chromium, chromium-browser or google-chrome on PATH")
-
-
-@dataclass(eq=False)
-class _Chromium:
-    """A browser process with a driver of its own: a driver is one thread, and its death would be everybody's."""
-    driver: Playwright
-    browser: Browser
-    open: int = 0                   # contexts now
-    served: int = 0                 # contexts so far
-    # Contexts open a few at a time: all at once, each would wait for all others and miss its deadline.
-    opening: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(4))
-
-
-class Browsers:
-    """`count` Chromium processes that share the sessions between them; an async context manager.
-
-    A process that died or cannot close a context is replaced; so is one that has served `recycle` contexts, since
-    browsers grow with use: it closes when its last session ends. Deadlines in seconds, as in `Session`.
-    """
-
-    def __init__(self, count: int = 1, operation: float = 15.0, navigation: float = 30.0, cap: float = 5.0,
-                 recycle: int = 200) -> None:
-        self.count, self.operation, self.navigation, self.cap, self.recycle = count, operation, navigation, cap, recycle
-        self._pool: list[_Chromium] = []
-        self._lock = asyncio.Lock()
-        self._cleaning: set[asyncio.Task] = set()
-
-    async def __aenter__(self) -> Browsers:
-        self._pool.append(await self._launch())         # so that a missing browser is told before anything else
-        return self
-
-    async def __aexit__(self, *_error: object) -> None:
-        for chromium in list(self._pool):
-            self._retire(chromium)
-        while self._cleaning:
-            await asyncio.wait(self._cleaning)
-
-    @asynccontextmanager
-    async def session(self, lease: Lease) -> AsyncIterator[Session]:
-        """A context of its own for one episode; it reaches the lease's hosts only and is closed on every way out."""
-        width, height = lease.viewport
-        hosts = {host_of(url) for url in lease.urls.values()}
-        hosts |= {host.replace("127.0.0.1:", "localhost:") for host in hosts}
-        chromium, context = await self._take(), None
-        try:
-            async with chromium.opening:
-                context = await within(self.operation, chromium.browser.new_context(
-                    viewport={"width": width, "height": height}, device_scale_factor=1, locale="en-US",
-                    extra_http_headers=lease.headers, accept_downloads=False, service_workers="block",
-                    proxy={"server": NOWHERE, "bypass": ",".join(sorted(hosts))}), "opening a context")
-                session = Session(context, lease, self.operation, self.navigation, self.cap)
-                await session.open()
-            yield session
-        finally:
-            await asyncio.shield(self._clean(self._release(chromium, context)))
-
-    async def _take(self) -> _Chromium:
-        """The least busy browser, after replacing those that are dead or worn."""
-        async with self._lock:
-            for chromium in list(self._pool):
-                if not chromium.browser.is_connected() or chromium.served >= self.recycle:
-                    self._retire(chromium)
-            while len(self._pool) < self.count:
-                self._pool.append(await self._launch())
-            chromium = min(self._pool, key=lambda c: (c.open, c.served))
-            chromium.open += 1
-            chromium.served += 1
-            return chromium
-
-    async def _launch(self) -> _Chromium:
-        driver = await within(START, async_playwright().start(), "starting Playwright")
-        try:
-            launch = driver.chromium.launch(executable_path=find_chromium(driver), args=FLAGS)
-            return _Chromium(driver, await within(START, launch, "starting Chromium"))
-        except BaseException:
-            with suppress(EnvironmentFailure):
-                await within(self.operation, driver.stop(), "stopping Playwright")
-            raise
-
-    async def _release(self, chromium: _Chromium, context: BrowserContext | None) -> None:
-        closed = False
-        if context is not None:
-            with suppress(EnvironmentFailure):
-                await within(self.operation, context.close(), "closing a context")
-                closed = True
-        chromium.open -= 1
-        if not closed and chromium in self._pool:
-            self._retire(chromium)
-        elif chromium not in self._pool and not chromium.open:
-            await self._close(chromium)
-
-    def _retire(self, chromium: _Chromium) -> None:
-        """No new session; the process ends with its last one."""
-        self._pool.remove(chromium)
-        if not chromium.open:
-            self._clean(self._close(chromium))
-
-    async def _close(self, chromium: _Chromium) -> None:
-        for work in (chromium.browser.close, chromium.driver.stop):     # the driver kills what did not close
-            with suppress(EnvironmentFailure):
-                await within(self.operation, work(), "closing a browser")
-
-    def _clean(self, work: Coroutine) -> asyncio.Task:
-        """Runs a clean-up to its end even if the one who asked for it is cancelled."""
-        task = asyncio.create_task(work)
-        self._cleaning.add(task)
-        task.add_done_callback(self._cleaning.discard)
-        return task

@@ -16,7 +16,8 @@ from typing import AsyncIterator, Awaitable, Callable
 
 from .actions import Turn, format_call, parse
 from .arena import Lease, PocketArena, log_in
-from .browser import Browsers, Observation, Session
+from .browser import Observation, Session
+from .chromium import Browsers
 from .episodes import Episode, Group, Plan, Step, load_episode, load_plans, save_episode, save_plans
 from .failures import EnvironmentFailure
 from .prompts import Prompts, read_plan

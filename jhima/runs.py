@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import AsyncIterator
 
 from .arena import PocketArena
-from .browser import Browsers
+from .chromium import Browsers
 from .rewards import Judge
 from .rollout import Environment
 

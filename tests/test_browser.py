@@ -16,7 +16,8 @@ from PIL import Image
 
 from jhima.actions import Action
 from jhima.arena import Lease, PocketArena, log_in
-from jhima.browser import Browsers, find_chromium, host_of
+from jhima.browser import host_of
+from jhima.chromium import Browsers, find_chromium
 from jhima.failures import EnvironmentFailure
 
 GRID = """<style>body { margin: 0 } button { position: absolute; width: 24px; height: 24px; border: 0 }</style>

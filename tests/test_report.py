@@ -1,7 +1,5 @@
 """The report in a real browser, from disk, with a run whose every text tries to become markup."""
 import json
-import os
-import shutil
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -11,6 +9,7 @@ from PIL import Image, ImageDraw
 from playwright.sync_api import sync_playwright
 from test_analysis import write_metrics
 
+from jhima.chromium import find_chromium
 from jhima.actions import Action, Turn
 from jhima.analysis import read_groups
 from jhima.episodes import Episode, Plan, Step, save_episode, save_plans
@@ -96,9 +95,8 @@ def report(run) -> Path:
 def open_page():
     """Opens a report from disk; in the end no page may have logged an error, run a hostile script or made a request."""
     trouble: list[str] = []
-    chromium = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=[
+        browser = playwright.chromium.launch(executable_path=find_chromium(playwright), args=[
             "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"])
 
         def open_page(path: Path):

@@ -1,8 +1,6 @@
 """Evaluators: tables for text and URL rules, then real pages in Chromium and a stub judge over HTTP."""
 import asyncio
 import json
-import os
-import shutil
 import threading
 import time
 from dataclasses import dataclass, field
@@ -13,6 +11,7 @@ from urllib.parse import unquote_plus
 import pytest
 from playwright.async_api import async_playwright
 
+from jhima.chromium import find_chromium
 from jhima.failures import EnvironmentFailure
 from jhima.helpers import call_helper, has_text, has_words, same_answer, same_text, satisfies, url_match
 from jhima.rewards import Judge, read_verdict, score
@@ -169,9 +168,8 @@ def loop():
 def browser(loop):
     async def start():
         playwright = await async_playwright().start()
-        path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
         args = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-        return playwright, await playwright.chromium.launch(executable_path=path, args=args)
+        return playwright, await playwright.chromium.launch(executable_path=find_chromium(playwright), args=args)
 
     async def stop():
         await browser.close()

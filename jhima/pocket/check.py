@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from ..actions import format_call, format_reply
 from ..arena import PocketArena
-from ..browser import Browsers
+from ..chromium import Browsers
 from ..data import to_fractions, write_step
 from ..episodes import Episode
 from ..rewards import Judge
