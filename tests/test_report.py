@@ -1,5 +1,6 @@
 """The report in a real browser, from disk, with a run whose every text tries to become markup."""
 import json
+import shutil
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
