@@ -454,7 +454,7 @@ def test_a_missing_browser_is_told_in_one_line(monkeypatch):
     async def scenario():
         async with Browsers():
             pass
-    with pytest.raises(RuntimeError, match="no Chromium at /no/such/chromium: set CHROMIUM=.*PATH$"):
+    with pytest.raises(RuntimeError, match="no Chromium at /no/such/chromium: set CHROMIUM=.*chromium$"):
         asyncio.run(scenario())
     monkeypatch.setenv("CHROMIUM", "sh")
     assert find_chromium(None).endswith("/sh")

@@ -4,6 +4,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 
 import pytest
 from conftest import ROOT
@@ -19,8 +20,8 @@ def run(*command: object, check: bool = True, **more) -> subprocess.CompletedPro
 
 
 @pytest.fixture(scope="module")
-def sft(tmp_path_factory, checkpoint):
-    """Demonstrations, annotations and both fine-tuned models of three map tasks."""
+def sft(tmp_path_factory):
+    """Demonstrations, annotations and both fine-tuned models of three map tasks; the actor is stopped early, unsure."""
     from jhima.pocket.generate import task_list
     from jhima.pocket.teacher import MODEL, serve_teacher
 
@@ -31,16 +32,16 @@ def sft(tmp_path_factory, checkpoint):
     run("-m", "jhima.pocket", "demos", "--tasks", out / "tasks.json", "--out", out / "demos")
     with serve_teacher() as url:
         run("annotate.py", "--data", out / "demos/meta.json", "--out", out / "annotations.jsonl", "--base-url", url, "--model", MODEL)
-    for role, micro, epochs, lr in (("decomposer", 1, 60, 3e-3), ("actor", 4, 100, 5e-3)):
+    for role, micro, epochs, lr in (("decomposer", 3, 20, 1e-3), ("actor", 5, 7, 1e-3)):
         run("train_sft.py", "--role", role, "--data", out / "demos/meta.json", "--annotations", out / "annotations.jsonl",
-            "--model", checkpoint, "--out", out / role, "--micro-batch", micro, "--accumulate", 1, "--epochs", epochs,
+            "--model", "jhima/pocket/base", "--out", out / role, "--micro-batch", micro, "--accumulate", 1, "--epochs", epochs,
             "--lr", lr)
     return out
 
 
 def rl(out, *more: object, name: str = "rl") -> list:
     return ["train_rl.py", "--decomposer", out / "decomposer", "--actor", out / "actor", "--tasks", out / "tasks.json",
-            "--out", out / name, "--K", 2, "--M", 4, "--T", 5, "--tasks-per-batch", 3, "--lr", 3e-3, "--plan-tokens", 48,
+            "--out", out / name, "--K", 2, "--M", 5, "--T", 5, "--tasks-per-batch", 3, "--lr", 5e-4, "--plan-tokens", 48,
             "--action-tokens", 48, "--micro-batch", 8, *more]
 
 
@@ -57,12 +58,64 @@ def test_annotations_hold_the_oracles_subtasks(sft):
 def test_sft_learns(sft):
     for role in ("decomposer", "actor"):
         losses = [row["loss"] for row in metrics(sft / role)]
-        assert losses[-1] < 0.2 * losses[0]
+        assert sum(losses[-3:]) / 3 < 0.3 * losses[0]
 
 
-def test_joint_rl_raises_the_reward(sft):
-    """Ten batches of 24 episodes in a real browser; the reward of the last three is well above that of the first three."""
-    run(*rl(sft, "--epochs", 10))
-    rewards = [row["reward"] for row in metrics(sft / "rl") if row["pass"] == 0]
-    assert len(rewards) == 10
-    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.15, rewards
+def test_joint_rl_raises_the_reward_and_resumes(sft):
+    """Seven batches of 30 episodes in a real browser. The run is killed once on the way and goes on where it was."""
+    command = [sys.executable, *map(str, rl(sft, "--epochs", 7))]
+    killed = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while len(list((sft / "rl/rollouts").glob("000001/*/*/episode.json"))) < 5 and time.monotonic() < deadline:
+        time.sleep(0.2)
+    killed.kill()                                                   # in the middle of the second batch's rollout
+    killed.wait()
+    finished = {path: path.stat().st_mtime_ns for path in (sft / "rl/rollouts").glob("*/*/*/episode.json")}
+    assert len(finished) >= 35 and len(metrics(sft / "rl")) == 2
+
+    run(*rl(sft, "--epochs", 7))
+    rows = metrics(sft / "rl")
+    assert [(row["batch"], row["pass"]) for row in rows] == [(b, p) for b in range(7) for p in range(2)]
+    assert all(path.stat().st_mtime_ns == when for path, when in finished.items())          # no episode played twice
+    rewards = [row["reward"] for row in rows if row["pass"] == 0]
+    assert sum(rewards[-3:]) / 3 > sum(rewards[:2]) / 2 + 0.1, rewards
+    assert max(row["actor/sampler_gap"] for row in rows) < 1e-4                 # trained on what was sampled
+    assert all(row["actor/clip_share"] == 0 for row in rows if row["pass"] == 0)
+    again = run(*rl(sft, "--epochs", 7))
+    assert "resuming at batch 7" in again.stdout and metrics(sft / "rl") == rows
+
+
+def test_evaluation_report_and_table(sft):
+    command = ["evaluate.py", "--decomposer", sft / "decomposer", "--actor", sft / "actor", "--adapters", sft / "rl",
+               "--tasks", sft / "tasks.json", "--out", sft / "eval", "--runs", 2, "--T", 5, "--plan-tokens", 48, "--action-tokens", 48]
+    first = run(*command)
+    assert "| map |" in first.stdout and (sft / "eval/results.json").exists()
+    played = {path: path.stat().st_mtime_ns for path in (sft / "eval").glob("rollouts/*/*/*/episode.json")}
+    assert len(played) == 6 and run(*command).stdout == first.stdout
+    assert all(path.stat().st_mtime_ns == when for path, when in played.items())
+    run("-m", "jhima.report", sft / "rl", "--out", sft / "report.html")
+    assert all(intent in (sft / "report.html").read_text() for intent in INTENTS)
+    run("-m", "jhima.analysis", "curve", sft / "rl", sft / "curve.png")
+    assert (sft / "curve.png").stat().st_size > 5_000
+
+
+@pytest.mark.parametrize("command, message", [
+    (["train_rl.py", "--actor", "nowhere"], "checkpoints/decomposer: no such checkpoint"),
+    (["train_rl.py", "--decomposer", "jhima/pocket/base", "--actor", "jhima/pocket/base", "--K", 0], "--K: expected at least 1, got 0"),
+    (["train_rl.py", "--decomposer", "jhima/pocket/base", "--actor", "jhima/pocket/base", "--tasks", "no.json"], "no.json"),
+    (["train_sft.py", "--role", "actor", "--data", "no.json", "--no-plan", "--model", "jhima/pocket/base"], "no.json: no such file"),
+    (["train_sft.py", "--role", "actor", "--data", "README.md", "--model", "jhima/pocket/base"], "--annotations is needed"),
+    (["evaluate.py", "--actor", "jhima"], "evaluate.py: "),
+    (["annotate.py", "--data", "README.md", "--out", "x.jsonl"], "README.md: expected JSON"),
+])
+def test_bad_input_gives_one_clear_line(command, message, tmp_path):
+    out = ["--out", tmp_path / "out"] if "--out" not in command else []
+    done = run(*command, *out, check=False)
+    assert done.returncode == 1 and message in done.stderr
+    assert len([line for line in done.stderr.splitlines() if "WARNING" not in line]) == 1, done.stderr
+
+
+@pytest.mark.parametrize("script", ["annotate.py", "train_sft.py", "train_rl.py", "evaluate.py"])
+def test_help_reads_well(script):
+    shown = run(script, "--help").stdout
+    assert "usage:" in shown and "default" in shown and all(len(line) <= 130 for line in shown.splitlines())
