@@ -14,10 +14,11 @@ export PATH := $(abspath $(VENV))/bin:$(PATH)
 .PHONY: setup demo test clean
 .DELETE_ON_ERROR:
 
-# Chromium: CHROMIUM, Playwright's download, one on PATH, or (as root) the distribution's package.
+# Chromium: CHROMIUM, one on PATH, (as root) Debian's package, or Playwright's download.
 setup: $(VENV)/ready
-	@$(py) -m jhima.chromium 2>/dev/null || $(VENV)/bin/playwright install --with-deps chromium >/dev/null 2>&1 \
-		|| { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium-headless-shell >/dev/null; } \
+	@$(py) -m jhima.chromium 2>/dev/null \
+		|| { apt-get update && apt-get install -y --no-install-recommends chromium-headless-shell; } >/dev/null 2>&1 \
+		|| $(VENV)/bin/playwright install --with-deps chromium >/dev/null 2>&1 \
 		|| $(py) -m jhima.chromium
 
 # torch first and alone: on a machine without a GPU its CPU build, not gigabytes of CUDA.

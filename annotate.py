@@ -1,6 +1,7 @@
 """Stage 1 (section 3.2): a teacher model turns GUI trajectories into ordered subtasks.
 
-    python annotate.py --data runs/demos/meta.json --out runs/annotations.jsonl --base-url http://127.0.0.1:8399/v1 --model pocket-teacher
+    python annotate.py --data runs/demos/meta.json --out runs/annotations.jsonl \\
+        --base-url http://127.0.0.1:8399/v1 --model pocket-teacher
 
 Every trajectory's task, first screenshot and actions with the screenshots that followed go to the teacher; its reply
 is read strictly, and becomes one line of the output: {trajectory, task, analysis, subtasks, unnecessary, reply,

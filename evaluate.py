@@ -20,8 +20,7 @@ import torch
 from tqdm import tqdm
 
 from jhima import analysis
-from jhima.engine import default_dtype
-from jhima.policy import check_checkpoint, load_policy
+from jhima.policy import check_checkpoint, default_dtype, load_policy
 from jhima.rollout import Agents, Sampling, rollout, seed_of
 from jhima.runs import environment, same_run
 from jhima.sampler import LocalSampler

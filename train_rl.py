@@ -30,9 +30,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from jhima import grpo
-from jhima.engine import all_sum, backward, default_dtype, init_distributed, make_engine, nothing, step
+from jhima.engine import all_sum, backward, init_distributed, make_engine, nothing, step
 from jhima.episodes import Group, load_group
-from jhima.policy import Policy, Sample, check_checkpoint, load_policy, save_policy
+from jhima.policy import Policy, Sample, check_checkpoint, default_dtype, load_policy, save_policy
 from jhima.rollout import Agents, Environment, Sampling, rollout, seed_of
 from jhima.runs import environment, same_run
 from jhima.sampler import LocalSampler

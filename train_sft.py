@@ -24,8 +24,8 @@ import torch.distributed as dist
 from tqdm import tqdm
 
 from jhima.data import actor_samples, decomposer_sample, read_annotations, read_trajectories
-from jhima.engine import all_sum, backward, default_dtype, full_state, init_distributed, make_engine, nothing, step
-from jhima.policy import Policy, Sample, check_checkpoint, load_policy, save_policy
+from jhima.engine import all_sum, backward, full_state, init_distributed, make_engine, nothing, step
+from jhima.policy import Policy, Sample, check_checkpoint, default_dtype, load_policy, save_policy
 
 
 def parse_args() -> argparse.Namespace:

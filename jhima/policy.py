@@ -206,6 +206,11 @@ def _positions(start: int, length: int, grid: tuple[int, int]) -> Tensor:
 
 # ---- loading and saving ----
 
+def default_dtype(device: torch.device) -> torch.dtype:
+    """bf16 on a GPU; fp32 on a CPU, where bf16 is 20 to 40 times slower without AVX-512."""
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
 def load_policy(checkpoint: str | Path, device: str | torch.device, dtype: torch.dtype, lora: tuple[int, int] | None = None,
                 adapter: str | Path | None = None, prompts: str | Path | None = None, **options) -> Policy:
     """A policy from a checkpoint folder (or hub name).

@@ -1,6 +1,7 @@
 """The real scripts on three tasks, stage after stage, until reward rises; then the same commands again."""
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -62,8 +63,8 @@ def test_sft_learns(sft):
 
 
 def test_joint_rl_raises_the_reward_and_resumes(sft):
-    """Seven batches of 30 episodes in a real browser. The run is killed once on the way and goes on where it was."""
-    command = [sys.executable, *map(str, rl(sft, "--epochs", 7))]
+    """Five batches of 30 episodes in a real browser. The run is killed once on the way and goes on where it was."""
+    command = [sys.executable, *map(str, rl(sft, "--epochs", 5))]
     killed = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while len(list((sft / "rl/rollouts").glob("000001/*/*/episode.json"))) < 5 and time.monotonic() < deadline:
@@ -73,16 +74,16 @@ def test_joint_rl_raises_the_reward_and_resumes(sft):
     finished = {path: path.stat().st_mtime_ns for path in (sft / "rl/rollouts").glob("*/*/*/episode.json")}
     assert len(finished) >= 35 and len(metrics(sft / "rl")) == 2
 
-    run(*rl(sft, "--epochs", 7))
+    run(*rl(sft, "--epochs", 5))
     rows = metrics(sft / "rl")
-    assert [(row["batch"], row["pass"]) for row in rows] == [(b, p) for b in range(7) for p in range(2)]
+    assert [(row["batch"], row["pass"]) for row in rows] == [(b, p) for b in range(5) for p in range(2)]
     assert all(path.stat().st_mtime_ns == when for path, when in finished.items())          # no episode played twice
     rewards = [row["reward"] for row in rows if row["pass"] == 0]
-    assert sum(rewards[-3:]) / 3 > sum(rewards[:2]) / 2 + 0.1, rewards
+    assert sum(rewards[-2:]) / 2 > sum(rewards[:2]) / 2 + 0.1, rewards
     assert max(row["actor/sampler_gap"] for row in rows) < 1e-4                 # trained on what was sampled
     assert all(row["actor/clip_share"] == 0 for row in rows if row["pass"] == 0)
-    again = run(*rl(sft, "--epochs", 7))
-    assert "resuming at batch 7" in again.stdout and metrics(sft / "rl") == rows
+    again = run(*rl(sft, "--epochs", 5))
+    assert "resuming at batch 5" in again.stdout and metrics(sft / "rl") == rows
 
 
 def test_evaluation_report_and_table(sft):
@@ -108,14 +109,20 @@ def test_evaluation_report_and_table(sft):
     (["evaluate.py", "--actor", "jhima"], "evaluate.py: "),
     (["annotate.py", "--data", "README.md", "--out", "x.jsonl"], "README.md: expected JSON"),
 ])
-def test_bad_input_gives_one_clear_line(command, message, tmp_path):
-    out = ["--out", tmp_path / "out"] if "--out" not in command else []
-    done = run(*command, *out, check=False)
-    assert done.returncode == 1 and message in done.stderr
-    assert len([line for line in done.stderr.splitlines() if "WARNING" not in line]) == 1, done.stderr
+def test_bad_input_gives_one_clear_line(command, message, tmp_path, monkeypatch):
+    """Before any model loads: the scripts' own main(), in this process."""
+    out = [] if "--out" in command else ["--out", tmp_path / "out"]
+    monkeypatch.setattr(sys, "argv", list(map(str, [*command, *out])))
+    monkeypatch.setattr("jhima.policy.Qwen2_5_VLForConditionalGeneration", None)
+    with pytest.raises(SystemExit) as ended:
+        importlib.import_module(command[0].removesuffix(".py")).main()
+    assert str(ended.value).startswith(f"{command[0]}: ") and message in str(ended.value) and "\n" not in str(ended.value)
 
 
-@pytest.mark.parametrize("script", ["annotate.py", "train_sft.py", "train_rl.py", "evaluate.py"])
-def test_help_reads_well(script):
-    shown = run(script, "--help").stdout
+@pytest.mark.parametrize("script", ["annotate", "train_sft", "train_rl", "evaluate"])
+def test_help_reads_well(script, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [script, "--help"])
+    with pytest.raises(SystemExit):
+        importlib.import_module(script).main()
+    shown = capsys.readouterr().out
     assert "usage:" in shown and "default" in shown and all(len(line) <= 130 for line in shown.splitlines())
