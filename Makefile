@@ -52,7 +52,7 @@ demo: setup
 		$(py) annotate.py --data $(RUN)/demos/meta.json --out $(RUN)/annotations.jsonl \
 			--base-url http://127.0.0.1:$(PORT)/v1 --model pocket-teacher
 	$(launch) train_sft.py --role decomposer $(sft) --micro-batch 4 --epochs 8 --out $(RUN)/decomposer
-	$(launch) train_sft.py --role actor $(sft) --micro-batch 8 --epochs 4 --out $(RUN)/actor
+	$(launch) train_sft.py --role actor $(sft) --micro-batch 8 --epochs 3 --out $(RUN)/actor
 	$(py) evaluate.py $(models) $(eval) --out $(RUN)/before
 	$(launch) train_rl.py $(models) $(rl) --out $(RUN)/rl
 	$(py) evaluate.py $(models) --adapters $(RUN)/rl $(eval) --out $(RUN)/after

@@ -7,7 +7,7 @@ from __future__ import annotations
 from flask import Blueprint, abort, g, redirect, request
 from markupsafe import Markup
 
-from .app import find, here, login_page, login_required, try_login, typed
+from .app import done, find, here, login_page, login_required, try_login, typed
 from .page import NAVIGATION, block, button, choice, columns, field, form, grid, link, page, pair, text
 from .shopping_rest import rest
 from .store_data import CATEGORIES, EMMA, OPEN, SHIPPING, SORTS, Order, Product, Review, day, money, number, rated
@@ -18,10 +18,6 @@ NAVIGATION["shopping"] += [
     ("Search", "/catalogsearch/"), ("Cart", "/checkout/cart/"), ("My Account", "/customer/account/"),
     ("My Orders", "/sales/order/history/"), ("Wish List", "/wishlist/"), ("Contact Us", "/contact/")]
 MOST = 99              # pieces of one product in a cart
-
-
-def done() -> str:
-    return request.args.get("done", "")[:20]
 
 
 def sign_in(error: str = "") -> str:

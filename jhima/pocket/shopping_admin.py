@@ -7,7 +7,7 @@ from __future__ import annotations
 from flask import Blueprint, g, redirect, request
 from markupsafe import Markup
 
-from .app import find, here, logged_in, login_page, login_required, try_login, typed
+from .app import done, find, here, logged_in, login_page, login_required, try_login, typed
 from .page import NAVIGATION, block, button, choice, columns, field, form, grid, link, page, pair, text
 from .store_data import CARRIERS, GROUPS, OPEN, STATUSES, VERDICTS, Order, Product, Review
 from .store_data import day, money, month, number, rated
@@ -18,10 +18,6 @@ NAVIGATION["shopping_admin"] += [
     ("Reviews", "/admin/review/product/pending/"), ("Best sellers", "/admin/reports/report_sales/bestsellers/"),
     ("Sales report", "/admin/reports/report_sales/sales/"), ("Coupons", "/admin/sales_rule/promo_quote/"),
     ("Settings", "/admin/admin/system_config/edit/section/general/")]
-
-
-def done() -> str:
-    return request.args.get("done", "")[:20]
 
 
 def sign_in(error: str = "") -> str:
