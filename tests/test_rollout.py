@@ -88,10 +88,10 @@ def test_an_episode_has_a_deadline():
 
 
 class Scripted:
-    """A sampler that says the same thing, and breaks the site under every second plan's actor."""
+    """A sampler that always says the same thing, and counts how often it was asked."""
 
-    def __init__(self, reply: str, broken: bool = False) -> None:
-        self.reply, self.broken, self.asked = reply, broken, 0
+    def __init__(self, reply: str) -> None:
+        self.reply, self.asked = reply, 0
 
     async def sample(self, prompt, max_tokens, temperature, seed) -> Completion:
         self.asked += 1
