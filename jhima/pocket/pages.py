@@ -1,7 +1,9 @@
 """Pictures of the arena with what they show: the data that teaches the pocket model to see.
 
 A walker goes through the sites in a real browser, clicking and typing at random with a taste for what it has seen
-least, and keeps every distinct screenshot with the text and box of each row and element on it.
+least, and keeps every distinct screenshot with the text and box of each row and element on it. Of each page it also
+keeps a scrambled twin: the same layout with words from anywhere in the arena in every place. On real pages a label has
+its place, and a model that remembers places scores well without reading; on scrambled ones only reading helps.
 """
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ import hashlib
 import json
 import random
 from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tqdm import tqdm
@@ -17,12 +20,11 @@ from tqdm import tqdm
 from ..actions import Action
 from ..browser import Session
 from ..failures import EnvironmentFailure
-from ..rollout import Environment
 from ..tasks import Task
 from . import SITES
 from .check import environment
 from .generate import solutions
-from .intents import Write
+from .intents import Click, Write
 from .oracle import Element, elements
 
 # What a page says, top to bottom: each line of text with the middle of its box.
@@ -33,34 +35,73 @@ ROWS = """() => [...document.querySelectorAll('header .home, h1, .row:not(.colum
                       x: b.x + b.width / 2, y: b.y + b.height / 2}; })
   .filter(r => r.text && r.y > 0 && r.y < innerHeight)"""
 
+# Puts words of the list in place of every text of the page but the site's name, and in every text field; a word that
+# a row has no room for gives way to the next.
+SCRAMBLE = """words => {
+  let next = 0;
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), found = [];
+  while (texts.nextNode())
+    if (texts.currentNode.data.trim() && !texts.currentNode.parentElement.closest('header, textarea')) found.push(texts.currentNode);
+  for (const node of found) {
+    const row = node.parentElement.closest('.row, .option, h1') || document.body;
+    for (let tries = 0; tries < 8; tries++) {
+      node.data = words[next++ % words.length];
+      if (row.scrollWidth <= row.clientWidth) break;
+    }
+  }
+  for (const e of document.querySelectorAll('input[type=text], textarea')) e.value = words[next++ % words.length].slice(0, 12);
+  document.querySelector('h1')?.style.setProperty('--hue', next * 105 % 360);
+}"""
+
+
+@dataclass
+class Walk:
+    """What the walkers share: where pictures go, which are known, how often each label was clicked, and all words."""
+    out: Path
+    known: set[str]
+    typed: list[str]
+    visits: Counter[str] = field(default_factory=Counter)
+    words: set[str] = field(default_factory=set)
+
 
 async def collect(out: Path, count: int, concurrency: int, seed: int) -> None:
     """Adds pages to `out` until it holds `count`: images/<hash>.png, and a line each in pages.jsonl."""
     (out / "images").mkdir(parents=True, exist_ok=True)
     path = out / "pages.jsonl"
     known = {json.loads(line)["image"] for line in path.read_text("utf-8").splitlines()} if path.exists() else set()
-    words = sorted({move.text for s in solutions().values() for g in s.plan for move in g.moves if isinstance(move, Write)})
-    visits: Counter[str] = Counter()
+    moves = [move for s in solutions().values() for g in s.plan for move in g.moves]
+    walk = Walk(out, known, sorted({m.text for m in moves if isinstance(m, Write)}),
+                words={m.label for m in moves if isinstance(m, (Click, Write))})
     rng = random.Random(f"{seed}/{len(known)}")
 
     with path.open("a", encoding="utf-8") as lines, tqdm(total=count, initial=len(known), desc="pages", unit="page") as bar:
-        async def walk(env: Environment, site: str, walk_seed: float) -> None:
-            choose = random.Random(walk_seed)
+        def keep(found: dict | None) -> None:
+            if found:
+                lines.write(json.dumps(found, ensure_ascii=False) + "\n")
+                lines.flush()
+                bar.update()
+
+        async def go(site: str, choose: random.Random) -> None:
             async with env.start(Task("walk", (site,), f"__{site.upper()}__", "", {})) as (_, session):
                 for _ in range(40):
-                    found = await snapshot(session, out, known)
-                    if found:
-                        lines.write(json.dumps(found, ensure_ascii=False) + "\n")
-                        lines.flush()
-                        bar.update()
-                    if len(known) >= count or not await wander(session, choose, visits, words):
+                    page = await snapshot(session, walk)
+                    keep(page)
+                    action = choose_action(await elements(session), session, choose, walk)
+                    if page:
+                        walk.words |= {row["text"] for row in page["rows"] if len(row["text"]) <= 20}
+                    if page and choose.random() < 0.6:      # what is chosen before the scrambling is done after it
+                        await session.page.evaluate(SCRAMBLE, choose.sample(sorted(walk.words), min(200, len(walk.words))))
+                        keep(await snapshot(session, walk, scrambled=True))
+                    if len(known) >= count or not action:
                         return
+                    for step in action:
+                        await session.perform(step)
 
         async with environment(False, concurrency) as env:
             async def keep_walking() -> None:
                 while len(known) < count:
                     try:
-                        await walk(env, rng.choice(SITES), rng.random())
+                        await go(rng.choice(SITES), random.Random(rng.random()))
                     except EnvironmentFailure as failure:
                         env.count(failure)
             async with asyncio.TaskGroup() as group:
@@ -68,36 +109,30 @@ async def collect(out: Path, count: int, concurrency: int, seed: int) -> None:
                     group.create_task(keep_walking())
 
 
-async def snapshot(session: Session, out: Path, known: set[str]) -> dict | None:
+async def snapshot(session: Session, walk: Walk, scrambled: bool = False) -> dict | None:
     """The current page as a line of pages.jsonl, or None if the same picture is there already."""
     seen = await session.observe()
     name = hashlib.blake2b(seen.png, digest_size=10).hexdigest() + ".png"
-    if name in known:
+    if name in walk.known:
         return None
-    known.add(name)
+    walk.known.add(name)
     rows = sorted(await session.page.evaluate(ROWS), key=lambda row: (round(row["y"]), row["x"]))
     marks = [vars(e) for e in await elements(session) if 0 < e.centre[0] < seen.width and 0 < e.centre[1] < seen.height]
-    (out / "images" / name).write_bytes(seen.png)
-    return {"image": name, "url": seen.url, "title": await session.page.title(), "rows": rows, "elements": marks}
+    (walk.out / "images" / name).write_bytes(seen.png)
+    return {"image": name, "url": seen.url, "title": await session.page.title(), "scrambled": scrambled, "rows": rows,
+            "elements": marks}
 
 
-async def wander(session: Session, choose: random.Random, visits: Counter[str], words: list[str]) -> bool:
-    """One random action; returns False where there is nothing to do."""
-    visible = await elements(session)
+def choose_action(visible: list[Element], session: Session, choose: random.Random, walk: Walk) -> list[Action]:
+    """What a walker does next, by chance; nothing where a page has no elements."""
     if not visible:
-        return False
+        return []
     site = session.page.url.split("/")[2]
-    e: Element = min(choose.sample(visible, min(3, len(visible))), key=lambda e: visits[f"{site}/{e.label}"])
-    visits[f"{site}/{e.label}"] += 1
+    e = min(choose.sample(visible, min(3, len(visible))), key=lambda e: walk.visits[f"{site}/{e.label}"])
+    walk.visits[f"{site}/{e.label}"] += 1
     x, y = e.centre
-    height = session.page.viewport_size["height"]
-    if not 0 <= y < height:
-        await session.perform(Action("scroll", dy=0.5 * height * (1 if y > 0 else -1)))
-    elif e.field and choose.random() < 0.9:
-        await session.perform(Action("click", x, y))
-        await session.perform(Action("type", text=choose.choice(words)))
-    elif choose.random() < 0.05:
-        await session.perform(Action("back"))
-    else:
-        await session.perform(Action("click", x, y))
-    return True
+    if not 0 <= y < session.height:
+        return [Action("scroll", dy=0.5 * session.height * (1 if y > 0 else -1))]
+    if e.field and choose.random() < 0.9:
+        return [Action("click", x, y), Action("type", text=choose.choice(walk.typed))]
+    return [Action("back")] if choose.random() < 0.05 else [Action("click", x, y)]
