@@ -17,31 +17,10 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
-PATCH, MERGE = 14, 2                       # Qwen2.5-VL: 14-px patches, 2x2 patches a token
-FACTOR = PATCH * MERGE                     # 28 px a token and side
-MIN_PIXELS, MAX_PIXELS = 3136, 2_109_744   # ScaleCUA's training values; 1280x720 lies well inside
+from .grid import FACTOR, MAX_PIXELS, MERGE, MIN_PIXELS, PATCH, smart_resize  # noqa: F401
+
 MEAN = np.array([0.48145466, 0.4578275, 0.40821073], np.float32)   # CLIP's statistics, as the checkpoints expect
 STD = np.array([0.26862954, 0.26130258, 0.27577711], np.float32)
-
-
-def smart_resize(width: int, height: int, min_pixels: int = MIN_PIXELS, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
-    """(width, height) that Qwen2.5-VL sees: multiples of 28 within the pixel budget. Matches upstream's rule.
-
-    Raises ValueError for an aspect ratio above 200.
-
-    >>> smart_resize(1280, 720), smart_resize(336, 336)
-    ((1288, 728), (336, 336))
-    """
-    if max(width, height) > 200 * min(width, height):
-        raise ValueError(f"an image of {width}x{height} is too long for Qwen2.5-VL (aspect ratio above 200)")
-    w, h = (max(FACTOR, round(side / FACTOR) * FACTOR) for side in (width, height))
-    if w * h > max_pixels:
-        shrink = math.sqrt(width * height / max_pixels)
-        w, h = (max(FACTOR, math.floor(side / shrink / FACTOR) * FACTOR) for side in (width, height))
-    elif w * h < min_pixels:
-        grow = math.sqrt(min_pixels / (width * height))
-        w, h = (math.ceil(side * grow / FACTOR) * FACTOR for side in (width, height))
-    return w, h
 
 
 @lru_cache(maxsize=256)     # a picture's questions, passes and prefetched batches meet it again: 90 MB at 336x336
