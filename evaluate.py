@@ -3,10 +3,11 @@
     python evaluate.py --adapters runs/rl --tasks pocket-eval --out runs/eval-rl        # after joint RL
     python evaluate.py --tasks pocket-eval --out runs/eval-sft                          # after SFT
     python evaluate.py --no-plan --actor checkpoints/actor-no-plan --out runs/eval-no-plan
+    python evaluate.py --compare runs/eval-sft runs/eval-rl                             # no model, no browser
 
 One plan a task at temperature 0, then one episode of at most T steps, as in the paper. Prints the success table and
 writes it beside the episodes as results.md, .csv and .json. Running the same command again goes on where it stopped;
-nothing is played twice.
+nothing is played twice. --compare prints a table of finished runs, and the differences from the first of them.
 """
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from tqdm import tqdm
 
 from jhima import analysis
 from jhima.policy import check_checkpoint, default_dtype, load_policy
-from jhima.rollout import Agents, Sampling, rollout, seed_of
+from jhima.records import read_groups, write_planned
+from jhima.rollout import Agents, Environment, Sampling, rollout, seed_of
 from jhima.runs import environment, same_run
 from jhima.sampler import LocalSampler
 from jhima.tasks import Task, load_tasks
@@ -36,7 +38,7 @@ def parse_args() -> argparse.Namespace:
     add("--no-plan", action="store_true", help="an actor alone, without subtasks")
     add("--tasks", default="pocket-eval", help="a WebArena task file, or: pocket, pocket-eval (default: %(default)s)")
     add("--limit", type=int, help="only the first N tasks")
-    add("--out", type=Path, default=Path("runs/eval"), help="run directory (default: %(default)s)")
+    add("--out", type=Path, help="run directory (default: runs/eval), or where --compare writes its table (default: nowhere)")
     add("--runs", type=int, default=4, help="independent runs (default: %(default)s)")
     add("--T", type=int, default=15, help="steps an episode, at most (default: %(default)s)")
     add("--temperature", type=float, default=0.0, help="of the actor; the plan's is 0 (default: %(default)s)")
@@ -49,12 +51,16 @@ def parse_args() -> argparse.Namespace:
     add("--judge-model", default="gpt-5.2-codex", help="(default: %(default)s)")
     add("--prompt", type=Path, help="JSON file of prompts over the checkpoints' own")
     add("--seed", type=int, default=0, help="(default: %(default)s)")
+    add("--compare", nargs="+", type=Path, metavar="RUN", help="compare finished runs with the first, and play nothing")
     return parser.parse_args()
 
 
 def main() -> None:
     # ---- 1. Arguments, checked before anything is loaded ----
     args = parse_args()
+    if args.compare:
+        return compare(args.compare, args.out)
+    args.out = args.out or Path("runs/eval")
     roles = ("actor",) if args.no_plan else ("decomposer", "actor")
     try:
         for role in roles:
@@ -63,7 +69,10 @@ def main() -> None:
         if args.adapters and not adapters:
             raise ValueError(f"{args.adapters}: holds no adapters; expected a finished run of train_rl.py")
         tasks = load_tasks(args.tasks)[:args.limit]
-        same_run(args, "evaluate.py", free={"concurrency", "browsers", "runs", "judge_url"})
+        if args.runs < 1 or not tasks:
+            raise ValueError(f"expected at least one run of one task, got --runs {args.runs} and {len(tasks)} tasks")
+        same_run(args, "evaluate.py", free={"concurrency", "browsers", "runs", "judge_url", "compare"})
+        write_planned(args.out, args.runs, tasks)
     except ValueError as error:
         sys.exit(f"evaluate.py: {error}")
 
@@ -80,10 +89,27 @@ def main() -> None:
     asyncio.run(play(args, agents, tasks))
 
     # ---- 4. Table ----
-    table = analysis.success_table(analysis.read_groups(args.out))
-    for name, text in (("md", analysis.markdown(table)), ("csv", analysis.csv_text(table)), ("json", analysis.json_text(table))):
-        (args.out / f"results.{name}").write_text(text, "utf-8")
-    print(analysis.markdown(table))
+    table = analysis.success_table(read_groups(args.out))
+    write_results(args.out, "results", analysis.markdown(table), analysis.csv_text({args.out.name: table}),
+                  analysis.json_text(table))
+
+
+def compare(runs: list[Path], out: Path | None) -> None:
+    try:
+        compared = analysis.compare(analysis.read_runs(runs))
+    except (OSError, ValueError) as error:
+        sys.exit(f"evaluate.py: {error}")
+    write_results(out, "comparison", analysis.compare_markdown(compared), analysis.csv_text(compared.tables),
+                  analysis.json_text(compared))
+
+
+def write_results(out: Path | None, name: str, markdown: str, csv: str, json: str) -> None:
+    """Prints the Markdown; writes all three beside one another where there is an `out`."""
+    print(markdown, end="")
+    if out:
+        out.mkdir(parents=True, exist_ok=True)
+        for ending, text in (("md", markdown), ("csv", csv), ("json", json)):
+            (out / f"{name}.{ending}").write_text(text, "utf-8")
 
 
 async def play(args: argparse.Namespace, agents: Agents, tasks: list[Task]) -> None:
@@ -96,12 +122,16 @@ async def play(args: argparse.Namespace, agents: Agents, tasks: list[Task]) -> N
             bar.update()
             bar.set_postfix(success=f"{won}/{played}")
 
+        async def one(env: Environment, task: Task, how: Sampling, folder: Path) -> None:
+            if await rollout(env, agents, task, 1, 1, args.T, how, folder, finished) is None:
+                bar.update()                            # its start page never opened: in the table as not played
+
         async with environment(args) as env, asyncio.TaskGroup() as group:
             for run in range(args.runs):
                 how = Sampling(0.0, args.temperature, args.plan_tokens, args.action_tokens, seed_of(args.seed, "evaluate", run))
                 for task in tasks:
                     folder = args.out / "rollouts" / f"run_{run}" / task.id
-                    group.create_task(rollout(env, agents, task, 1, 1, args.T, how, folder, finished))
+                    group.create_task(one(env, task, how, folder))
 
 
 if __name__ == "__main__":

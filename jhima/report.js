@@ -132,7 +132,7 @@ const key = name => el("kbd", "", name);
 // ---------------------------------------------------------------- the overview
 
 function drawOverview() {
-  const [, , , tasks, , episodes, unscored] = data.success[data.success.length - 1];
+  const {tasks, episodes, unscored} = data.counts;
   const batches = new Set(data.groups.map(group => group.batch)).size;
   main.append(el("header", "", el("h2", "", "Overview"),
     el("p", "meta", `${tasks} tasks, ${batches} batches, ${episodes} episodes, ${unscored} of them no sample`)));

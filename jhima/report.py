@@ -23,9 +23,11 @@ from PIL import Image
 from tqdm import tqdm
 
 from .actions import Action
-from .analysis import MALFORMED, Episode, Group, cells, learning_curve, read_groups, success_table
+from .analysis import cells, success_table
 from .episodes import Step, load_episode
+from .figures import learning_curve
 from .grpo import actor_advantages, decomposer_advantages, plan_scores
+from .records import MALFORMED, EpisodeRecord, GroupRecord, read_args, read_groups
 
 EPISODES_IN_FULL = 63           # three tasks at K=3, M=7: tens of MB at 1280x720
 TEXT = 4_000                    # characters of one text kept; replies have a token limit, page URLs and notes have none
@@ -83,8 +85,8 @@ def _csp_hash(source: str) -> str:
 
 # ---------------------------------------------------------------- what the page shows, as plain values
 
-def _run_view(run: Path, groups: list[Group], limit: int) -> dict[str, Any]:
-    args = _read_args(run / "args.json")
+def _run_view(run: Path, groups: list[GroupRecord], limit: int) -> dict[str, Any]:
+    args = read_args(run)
     images: dict[str, str] = {}
     table = success_table(groups)
     chosen = in_full(groups, limit)
@@ -95,11 +97,11 @@ def _run_view(run: Path, groups: list[Group], limit: int) -> dict[str, Any]:
         f"{len(chosen)} of {total} episodes are here with their steps and screenshots; of the others only reward, "
         "answer and verdict. --limit and --batch choose which.")
     return {"run": _clip(run.resolve().name), "args": [[_clip(key), _clip(args[key])] for key in args],
-            "success": cells(table), "curve": _curve(run / "metrics.jsonl", images), "omitted": omitted,
+            "success": cells(table), "counts": {key: getattr(table.overall, key) for key in ("tasks", "episodes", "unscored")}, "curve": _curve(run / "metrics.jsonl", images), "omitted": omitted,
             "unreadable": [_clip(line) for line in table.unreadable], "groups": views, "images": images}
 
 
-def in_full(groups: list[Group], limit: int) -> set[Path]:
+def in_full(groups: list[GroupRecord], limit: int) -> set[Path]:
     """Folders of at most `limit` episodes to show in full: whole tasks, spread evenly from the first to the last.
 
     Evenly, so that the start and the end of a training run are both there. A task that does not fit gets its first
@@ -115,7 +117,7 @@ def in_full(groups: list[Group], limit: int) -> set[Path]:
     return set(chosen[:limit])
 
 
-def _group_view(group: Group, chosen: set[Path], images: dict[str, str], normalize_std: bool) -> dict[str, Any]:
+def _group_view(group: GroupRecord, chosen: set[Path], images: dict[str, str], normalize_std: bool) -> dict[str, Any]:
     R = torch.from_numpy(group.rewards())                                         # [K, M], NaN: no sample
     scores = plan_scores(R)                                                       # [K]
     plan_advantages = decomposer_advantages(scores, normalize_std).where(~scores.isnan(), math.nan)        # [K]
@@ -126,7 +128,7 @@ def _group_view(group: Group, chosen: set[Path], images: dict[str, str], normali
     plans = []
     for i in range(R.shape[0]):
         plan = group.plans[i] if i < len(group.plans) else None
-        plans.append({"text": _clip(plan.text) if plan else "", "tokens": plan.tokens if plan else 0,
+        plans.append({"text": _clip(plan.text) if plan else "", "tokens": len(plan.ids) if plan else 0,
                       "subtasks": [_clip(subtask) for subtask in plan.subtasks[:50]] if plan else [],
                       "score": _number(scores[i]), "advantage": _number(plan_advantages[i])})
     task, shown = group.task, not group.episodes or any(e.folder in chosen for e in group.episodes)
@@ -135,7 +137,7 @@ def _group_view(group: Group, chosen: set[Path], images: dict[str, str], normali
             "first": _embed(_read_bytes(group.folder / "first.png"), images) if shown else None}
 
 
-def _episode_view(e: Episode, advantage: float | None, full: bool, images: dict[str, str]) -> dict[str, Any]:
+def _episode_view(e: EpisodeRecord, advantage: float | None, full: bool, images: dict[str, str]) -> dict[str, Any]:
     """`steps` is null where they are not shown, and `absent` says why."""
     steps, absent = None, "The steps of this episode are not in this page; --limit and --batch choose which are."
     if full:
@@ -183,14 +185,6 @@ def _number(value: Any) -> float | None:
     except (TypeError, ValueError, OverflowError):
         return None
     return round(number, 4) if math.isfinite(number) else None
-
-
-def _read_args(path: Path) -> dict[str, Any]:
-    try:
-        args = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return args if isinstance(args, dict) else {}
 
 
 def _curve(metrics: Path, images: dict[str, str]) -> str | None:

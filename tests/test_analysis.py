@@ -1,7 +1,8 @@
-"""Tables against closed forms, half-written and damaged runs, and the learning curve."""
+"""Success tables and comparisons against closed forms, brute force and scipy's distributions."""
 import csv
 import doctest
 import io
+import itertools
 import json
 import math
 from fractions import Fraction
@@ -9,23 +10,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from scipy.stats import binom
+from test_figures import write_metrics
 
 from jhima import analysis
 from jhima.analysis import (
     bootstrap_interval,
+    compare,
     compare_markdown,
     csv_text,
+    differences,
     json_text,
-    learning_curve,
     main,
     markdown,
-    read_groups,
-    read_metrics,
+    pass_at_k,
     success_table,
-    wilson_interval,
 )
 from jhima.episodes import Episode, Plan, save_episode, save_plans
+from jhima.records import read_groups, write_planned
 from jhima.tasks import Task
 
 
@@ -72,10 +74,32 @@ def test_an_unscored_episode_counts_in_no_mean_and_is_shown(tmp_path):
         "map/a": [1, None], "map/b": [0, 1], "reddit/c": [None, None]})))
     reddit = table.sites[1]
     assert (reddit.mean, reddit.stderr, reddit.low, reddit.runs, reddit.unscored) == (None, None, None, 0, 2)
-    assert table.overall.mean == pytest.approx((0.5 + 1.0) / 2)      # run 0: a and b; run 1: b alone
-    assert table.overall.unscored == 3
-    assert "| reddit | – | – | 1 | 0 | 2 | 2 |" in markdown(table)
-    assert "3 of 6" in compare_markdown({"x": table})
+    assert table.overall.mean == pytest.approx((1 + 0.5) / 2)        # a: its one scored run; b: both
+    assert (table.overall.unscored, table.overall.failed, table.failures) == (3, 1, {"site": 3})
+    assert "| reddit | – | – | – | 1 | 0 | 2 | 0 | 2 | 0 |" in markdown(table)
+    assert "unscored, in no mean: site 3." in markdown(table)
+    assert "x: unscored, in no mean: site 3." in compare_markdown(compare({"x": read_groups(tmp_path)}))
+
+
+def test_a_task_that_never_began_is_shown(tmp_path):
+    evaluation(tmp_path, {"map/a": [1, 0]})
+    write_planned(tmp_path, 2, [Task(name, ("map",), "", "", {}) for name in ("map-a", "map-b")])
+    row = success_table(read_groups(tmp_path)).overall
+    assert (row.mean, row.tasks, row.episodes, row.not_played) == (0.5, 2, 2, 2)
+
+
+def test_pass_at_k_is_the_share_of_draws_with_a_success():
+    tasks = [[1, 0, 0, 0], [0, 0, 0, 0], [1, 1, 0, 1], [1, 0, 1]]
+    for k in range(1, 5):
+        shares = [np.mean([max(drawn) for drawn in itertools.combinations(R, k)]) for R in tasks if len(R) >= k]
+        assert pass_at_k(tasks, k) == pytest.approx(np.mean(shares))
+
+
+def test_pass_at_k_is_a_column_only_where_runs_differ(tmp_path):
+    same = markdown(success_table(read_groups(evaluation(tmp_path / "a", {"map/a": [1, 1], "map/b": [0, 0]}))))
+    differ = markdown(success_table(read_groups(evaluation(tmp_path / "b", {"map/a": [1, 0], "map/b": [0, 0]}))))
+    assert "pass@" not in same
+    assert "pass@2" in differ and "| overall | 25.0 ± 25.0 | 0.0 to 50.0 | 50.0 | 2 | 2 | 4 | 3 | 0 | 0 |" in differ
 
 
 def test_a_single_run_has_no_standard_error_but_an_interval(tmp_path):
@@ -86,43 +110,25 @@ def test_a_single_run_has_no_standard_error_but_an_interval(tmp_path):
     assert (row.low, row.high) == (pytest.approx(0.5 - half, abs=0.03), pytest.approx(0.5 + half, abs=0.03))
 
 
-def test_all_success(tmp_path):
-    row = success_table(read_groups(evaluation(tmp_path, {"map/a": [1, 1], "map/b": [1, 1]}))).overall
-    assert (row.mean, row.stderr, row.low, row.high) == (1.0, 0.0, 1.0, 1.0)
+def test_batches_of_a_training_run_are_no_repetitions(tmp_path):
+    table = success_table(read_groups(write_run(tmp_path, {
+        ("0000", "map", "a"): [[1, 0], [1, 1]], ("0001", "map", "b"): [[0, 0], [0, 1]]})))
+    assert (table.overall.mean, table.overall.stderr, table.overall.runs) == (0.5, None, 2)
+    assert table.overall.pass_at == pytest.approx([0.5, (1 + 0.5) / 2, 1 - 0.25 / 2, 1])
 
 
-def test_the_bootstrap_repeats_itself_and_draws_tasks_not_episodes():
-    values = np.array([[1.0, 0, 1, 1, 0, 0, 1, 0]])
-    assert bootstrap_interval(values) == bootstrap_interval(values)
-    # Four identical runs hold no more tasks than one: the interval must not shrink.
-    assert bootstrap_interval(np.repeat(values, 4, axis=0)) == pytest.approx(bootstrap_interval(values))
+@pytest.mark.parametrize("reward", [0, 1])
+def test_all_alike(tmp_path, reward):
+    row = success_table(read_groups(evaluation(tmp_path, {"map/a": [reward] * 2, "map/b": [reward] * 2}))).overall
+    assert (row.mean, row.stderr, row.low, row.high) == (reward, 0.0, reward, reward)
 
 
-def test_rewards_of_a_group_keep_their_place(tmp_path):
-    group, = read_groups(write_run(tmp_path, {("0000", "map", "a"): [[1, None, 0], [0, 0, 1]]}))
-    np.testing.assert_array_equal(group.rewards(), [[1, math.nan, 0], [0, 0, 1]])
-    assert [plan.tokens for plan in group.plans] == [3, 3]
-    assert group.episodes[1].failure == "site: no answer"
-
-
-def test_a_half_written_and_damaged_run_is_read_as_far_as_it_goes(tmp_path):
-    write_run(tmp_path, {("run_2", "map", "a"): [[1, 1, 0, 1]], ("run_10", "map", "b"): [[1]]})
-    group = tmp_path / "rollouts" / "run_2" / "a"
-    (group / "p0_e0" / "episode.json").unlink()                                 # still being played
-    (group / "p0_e1" / "episode.json").write_text('{"reward": 1, "st')          # cut short
-    (group / "p0_e2" / "episode.json").write_text('{"reward": 7, "steps": []}')
-    (tmp_path / "rollouts" / "run_10" / "b" / "group.json").write_text("[]")
-    (tmp_path / "rollouts" / "run_10" / "c").mkdir()
-    groups = read_groups(tmp_path)
-    assert [g.batch for g in groups] == ["run_2", "run_10", "run_10"]
-    assert [e.number for e in groups[0].episodes] == [3]
-    assert [e.reward for e in groups[1].episodes] == [1.0] and groups[1].task.sites == ()
-    table = success_table(groups)
-    assert len(table.unreadable) == 3 and any("reward is 7" in line for line in table.unreadable)
-    text = markdown(table)
-    assert "3 files could not be read" in text and "run_2/a/p0_e1/episode.json" in text
-    with pytest.raises(FileNotFoundError, match="expected the output of"):
-        read_groups(tmp_path / "nowhere")
+def test_the_bootstrap_of_zeros_and_ones_is_the_binomial_distribution():
+    values = np.array([1.0] * 57 + [0.0] * 97)                              # 154 tasks, 37 %
+    low, high = bootstrap_interval(values)
+    assert (low, high) == bootstrap_interval(values)
+    wanted = binom.ppf([0.025, 0.975], 154, 57 / 154) / 154
+    assert np.abs(np.array([low, high]) - wanted).max() <= 1.01 / 154
 
 
 def test_nothing_at_all_is_a_table_too(tmp_path):
@@ -132,72 +138,52 @@ def test_nothing_at_all_is_a_table_too(tmp_path):
     assert "| overall | – |" in markdown(table)
 
 
-def test_comparison_has_a_difference_and_copes_with_a_site_that_one_side_lacks(tmp_path):
-    before = success_table(read_groups(evaluation(tmp_path / "a", {
-        "map/a": [0, 0], "map/b": [0, 1], "reddit/c": [1, 1]})))
-    after = success_table(read_groups(evaluation(tmp_path / "b", {"map/a": [1, 1], "map/b": [0, 1]})))
-    assert compare_markdown({"before": before, "after": after}).splitlines() == [
-        "| success % | map | reddit | overall | unscored |",
-        "|---|---:|---:|---:|---:|",
-        "| before | 25.0 ± 25.0 | 100.0 ± 0.0 | 50.0 ± 16.7 | 0 of 6 |",
-        "| after | 75.0 ± 25.0 | – | 75.0 ± 25.0 | 0 of 4 |",
-        "| difference | +50.0 ± 35.4 | – | +25.0 ± 30.0 |  |"]
-    assert "difference" not in compare_markdown({"a": before, "b": after, "c": after})
+def test_comparison_is_paired_and_copes_with_a_site_that_one_side_lacks(tmp_path):
+    runs = {"before": read_groups(evaluation(tmp_path / "a", {"map/a": [0, 0], "map/b": [0, 1], "reddit/c": [1, 1]})),
+            "after": read_groups(evaluation(tmp_path / "b", {"map/a": [1, 1], "map/b": [0, 1], "gitlab/d": [None, 0]}))}
+    lines = compare_markdown(compare(runs)).splitlines()
+    assert lines[:4] == [
+        "| success % | gitlab | map | reddit | overall | 95 % over tasks | episodes | failed | unscored | not played |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| before | – | 25.0 ± 25.0 | 100.0 ± 0.0 | 50.0 ± 16.7 | 0.0 to 100.0 | 6 | 3 | 0 | 0 |",
+        "| after | 0.0 | 75.0 ± 25.0 | – | 50.0 ± 8.3 | 0.0 to 100.0 | 6 | 2 | 1 | 0 |"]
+    assert lines[5:8] == [
+        "| minus before | gitlab | map | reddit | overall | tasks in both | better | worse |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+        "| after | – | +50.0 (+0.0 to +100.0) | – | +50.0 (+0.0 to +100.0) | 2 | 1 | 0 |"]
+    three = compare({**runs, "again": runs["before"]})
+    assert three.differences["again"][-1].mean == 0 and three.differences["again"][-1].tasks == 3
+    assert json.loads(json_text(three))["differences"]["after"][-1]["better"] == 1
+
+
+def test_pairing_tells_a_difference_of_four_points_on_154_tasks(tmp_path):
+    """40 % against 44 %: unpaired intervals overlap widely; six tasks gained and none lost is no chance."""
+    results = {f"map/{i}": [int(i < 62)] for i in range(154)}
+    base = read_groups(evaluation(tmp_path / "a", results))
+    run = read_groups(evaluation(tmp_path / "b", results | {f"map/{i}": [1] for i in range(62, 68)}))
+    found = differences(run, base)[-1]
+    assert found.mean == pytest.approx(6 / 154) and (found.better, found.worse, found.tasks) == (6, 0, 154)
+    wanted = binom.ppf([0.025, 0.975], 154, 6 / 154) / 154
+    assert np.abs(np.array([found.low, found.high]) - wanted).max() <= 1.01 / 154 and found.low > 0
+    one, two = (success_table(groups).overall for groups in (base, run))
+    assert one.high > two.mean and two.low < one.mean
+    assert differences(run, base) == differences(list(reversed(run)), base)
 
 
 def test_csv_and_json_hold_every_number(tmp_path):
     table = success_table(read_groups(evaluation(tmp_path, {"map/a": [1, 0], "a|b<i>/b": [1, None]})))
-    rows = list(csv.DictReader(io.StringIO(csv_text(table))))
+    rows = list(csv.DictReader(io.StringIO(csv_text({"x": table}))))
     assert [float(row["mean"]) for row in rows] == [1.0, 0.5, table.overall.mean]
-    assert rows[0]["stderr"] == "" and rows[0]["unscored"] == "1"
+    assert rows[0]["stderr"] == "" and rows[0]["unscored"] == "1" and rows[1]["pass_at"] == "0.5 1"
     assert json.loads(json_text(table))["overall"]["mean"] == table.overall.mean
     assert "| a\\|b&lt;i> |" in markdown(table)
-
-
-def write_metrics(path: Path, batches: int, seed: int = 0) -> Path:
-    chance, lines = np.random.default_rng(seed), []
-    for batch in range(batches):
-        reward = chance.binomial(84, 0.1 + 0.5 * batch / batches) / 84
-        for step in range(2):
-            lines.append(json.dumps({
-                "batch": batch, "pass": step, "reward": reward, "episodes": 84, "episodes_lost": 0,
-                "plan_spread": 0.2 + 0.1 * chance.random(), "decomposer/no_signal": 0.5 * (1 - batch / batches),
-                "actor/all_0": 0.4 * (1 - batch / batches), "actor/all_1": 0.3 * batch / batches}))
-    path.write_text("\n".join(lines) + "\n")
-    return path
-
-
-def test_learning_curve_is_900_pixels_wide_with_and_without_what_may_be_missing(tmp_path):
-    learning_curve(write_metrics(tmp_path / "metrics.jsonl", 30), tmp_path / "full.png")
-    (tmp_path / "bare.jsonl").write_text(
-        '{"batch": 0, "reward": 0.25}\n{"tasks": 0}\n{"batch": 1, "reward": NaN}\n{"bat')
-    bare = io.BytesIO()
-    learning_curve(tmp_path / "bare.jsonl", bare)
-    full, bare = Image.open(tmp_path / "full.png"), Image.open(bare)
-    assert full.width == bare.width == 900 and full.height > bare.height
-
-
-def test_metrics_errors_name_the_line(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"batch": 0}\n{"bat\n{"batch": 1}\n')
-    with pytest.raises(ValueError, match="line 2"):
-        read_metrics(path)
-    path.write_text('{"batch": 0}\n')
-    with pytest.raises(ValueError, match="no row has"):
-        learning_curve(path, tmp_path / "out.png")
-
-
-def test_wilson_interval_holds_the_share_and_stays_in_bounds():
-    low, high = wilson_interval(np.array([0.0, 5, 10]), np.array([10.0, 10, 10]))
-    assert (low <= [0, 0.5, 1]).all() and (high >= [0, 0.5, 1]).all() and low[0] == 0 and high[2] == 1
-    np.testing.assert_allclose(low, 1 - high[::-1], atol=1e-12)
 
 
 def test_command_line(tmp_path, capsys):
     before = evaluation(tmp_path / "before", {"map/a": [0]})
     after = evaluation(tmp_path / "after", {"map/a": [1]})
     main([str(before), str(after)])
-    assert "| difference | +100.0 | +100.0 |  |" in capsys.readouterr().out
+    assert "| after | +100.0 | +100.0 | 1 | 1 | 0 |" in capsys.readouterr().out
     write_metrics(before / "metrics.jsonl", 3)
     main(["curve", str(before), str(tmp_path / "curve.png")])
     assert (tmp_path / "curve.png").stat().st_size > 1000

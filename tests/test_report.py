@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from PIL import Image, ImageDraw
 from playwright.sync_api import sync_playwright
-from test_analysis import write_metrics
+from test_figures import write_metrics
 
 from jhima.chromium import find_chromium
 from jhima.actions import Action, Turn
-from jhima.analysis import read_groups
 from jhima.episodes import Episode, Plan, Step, save_episode, save_plans
+from jhima.records import read_groups
 from jhima.report import AS_IS, in_full, main, write_report
 from jhima.tasks import Task
 

@@ -1,0 +1,100 @@
+"""Figures of a run: success during training, and subgoal completion against success (figure 2)."""
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+from scipy.stats import binomtest
+
+from .records import Array
+
+INK, SOFT, ACCENT, SECOND = "#1c2430", "#6b7684", "#1f5fa8", "#b3541e"
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics.jsonl; a last line cut short by a running or killed job is left out."""
+    rows = []
+    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, start=1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError as error:
+            if number < len(lines):
+                raise ValueError(f"{path}, line {number}: not JSON ({error})") from error
+    return rows
+
+
+def wilson(successes: int, trials: int) -> tuple[float, float]:
+    """95 % binomial interval of a share, valid near 0 and 1 as well.
+
+    >>> "%.3f to %.3f" % wilson(0, 10)
+    '0.000 to 0.278'
+    """
+    interval = binomtest(successes, trials).proportion_ci(method="wilson")
+    return float(interval.low), float(interval.high)
+
+
+def learning_curve(metrics: Path, png: Path | BinaryIO) -> None:
+    """Draw success during training against batch; `png` is a path or an open binary file. 900 pixels wide.
+
+    Points: a batch's mean reward. Line: its trailing mean over a tenth of the run. Band: the binomial 95 % interval of
+    that mean; episodes of one task resemble each other, so it is the least uncertainty one should assume. Lower panel,
+    where logged: how far apart the plans of a task are, and the share of tasks that teach the decomposer nothing (plans
+    tie) or teach nobody anything (every episode has the same reward).
+    Raises ValueError when no row has a reward.
+    """
+    batches: dict[int, dict[str, Any]] = {}
+    for row in read_metrics(metrics):
+        if "batch" in row and not math.isnan(row.get("reward", math.nan)):
+            batches.setdefault(row["batch"], row)       # later passes repeat the batch's reward
+    if not batches:
+        raise ValueError(f"{metrics}: no row has a batch and its reward yet")
+    x, rows = np.array(list(batches), dtype=float), list(batches.values())
+    column = {key: np.array([row.get(key, math.nan) for row in rows], dtype=float)
+              for key in ("reward", "episodes", "episodes_lost", "plan_spread", "decomposer/no_signal",
+                          "actor/all_0", "actor/all_1")}                                                # each [batches]
+    lower = [(label, colour, values) for label, colour, values in (
+        ("best minus worst plan", ACCENT, column["plan_spread"]),
+        ("tasks whose plans tie", SECOND, column["decomposer/no_signal"]),
+        ("tasks all 0 or all 1", SOFT, column["actor/all_0"] + column["actor/all_1"])) if not np.isnan(values).all()]
+
+    figure = Figure(figsize=(9, 6.2 if lower else 4.2), dpi=100, layout="constrained")
+    heights = [2, 1] if lower else [1]
+    axes = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    window = max(1, min(len(x), max(3, round(len(x) / 10))))
+    _draw_success(axes[0], x, column["reward"], column["episodes"] - column["episodes_lost"], window)
+    for label, colour, values in lower:
+        axes[1].plot(x, values, color=colour, linewidth=1.6, marker="o", markersize=2.5, label=label)
+    for axis in axes:
+        axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axis.set_ylim(bottom=0)
+        axis.grid(axis="y", color="#e6e9ed", linewidth=0.8)
+        axis.set_axisbelow(True)
+        axis.spines[["top", "right", "left"]].set_visible(False)
+        axis.spines["bottom"].set_color(SOFT)
+        axis.tick_params(colors=SOFT, labelsize=10, length=0)
+        axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False, fontsize=10, labelcolor=INK,
+                    borderaxespad=0.2, handlelength=1.6)
+    axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes[-1].set_xlabel("rollout batch", fontsize=11, color=INK)
+    figure.savefig(png, format="png", facecolor="white")
+
+
+def _draw_success(axis: Axes, x: Array, reward: Array, scored: Array, window: int) -> None:
+    """All [batches]; `scored` counts the episodes behind a batch's mean reward, NaN where it was not logged."""
+    counted = (scored > 0).all()
+    weight = scored if counted else np.ones_like(reward)
+    last = np.ones(window)                                              # sums over each batch and those before it
+    successes, trials = (np.convolve(values, last)[:len(x)] for values in (reward * weight, weight))
+    if counted:
+        bounds = [wilson(round(k), round(n)) for k, n in zip(successes, trials)]
+        axis.fill_between(x, *zip(*bounds), color=ACCENT, alpha=0.14, linewidth=0, label="95 % binomial")
+    axis.scatter(x, reward, s=16, color=ACCENT, alpha=0.45, linewidths=0, label="success in a batch")
+    axis.plot(x, successes / trials, color=ACCENT, linewidth=2.2, label=f"mean of {window} batches")
+    axis.set_ylabel("success during training", fontsize=11, color=INK)
