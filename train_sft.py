@@ -74,10 +74,9 @@ def main() -> None:
     stage = args.zero or (config["zero_optimization"]["stage"] if device.type == "cuda" else 1)
 
     # ---- 2. Model and samples ----
-    policy = load_policy(args.model, device, default_dtype(device), prompts=args.prompt, tune_vision=args.tune_vision)
+    policy = load_policy(args.model, device, default_dtype(device), prompts=args.prompt, tune_vision=args.tune_vision,
+                         checkpointing="on" if device.type == "cuda" else "off")
     policy.base.model.visual.requires_grad_(args.tune_vision)
-    if device.type == "cuda":
-        policy.base.gradient_checkpointing_enable()
     samples, left_out = build_samples(args, policy, trajectories, annotations)
     if not samples:
         sys.exit(f"train_sft.py: no sample is left of {len(trajectories)} trajectories: {left_out}")

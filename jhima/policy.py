@@ -12,12 +12,14 @@ import re
 from collections import OrderedDict
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
 
 from .prompts import Prompt, Prompts, load_prompts, save_prompts
@@ -26,6 +28,8 @@ from .vision import MERGE, PATCH, decode, patchify, vision_features
 # The language model's seven linear layers and nothing else: a bare suffix list would also hit the vision tower,
 # whose adapters vLLM ignores without a word, so that sampling and training would part.
 LORA_TARGETS = r".*language_model\.layers\.\d+\.(self_attn\.(q|k|v|o)_proj|mlp\.(gate|up|down)_proj)"
+
+_checkpoint = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)       # nothing here is random
 
 
 @dataclass(frozen=True)
@@ -36,15 +40,26 @@ class Sample:
     response_ids: list[int]
     advantage: float = 0.0           # RL: shared by all tokens of the response
     logps: list[float] | None = None     # RL: what the sampler said their log-probs were
+    weight: float = 1.0              # RL: of each token in the loss; 1 unless a normalisation or --replan says otherwise
 
 
 class Policy(nn.Module):
-    """model: Qwen2.5-VL, possibly wrapped by PEFT. `tune_vision`: let gradients into the vision tower (full SFT only)."""
+    """model: Qwen2.5-VL, possibly wrapped by PEFT. `tune_vision`: let gradients into the vision tower (full SFT only).
+
+    cache_bytes: host memory for vision features; a 1288x728 screenshot of the 7B takes 8.6 MB.
+    checkpointing: recompute each layer in the backward pass ("on"), keep its activations ("off"), or keep them where
+    the GPU's free memory holds those of this micro-batch ("auto").
+    """
 
     def __init__(self, model: nn.Module, tokenizer, prompts: Prompts, tune_vision: bool = False,
-                 cache_bytes: int = 512 << 20) -> None:
+                 cache_bytes: int = 16 << 30, checkpointing: str = "off") -> None:
         super().__init__()
         self.model, self.tokenizer, self.prompts, self.tune_vision = model, tokenizer, prompts, tune_vision
+        self.checkpointing = checkpointing
+        self._token_bytes: float | None = None
+        for module in model.modules():           # see `hidden`
+            if isinstance(module, LoraLayer):
+                module.cast_input_dtype_enabled = False
         config = self.base.config
         self.image_pad = config.image_token_id
         self.im_start, self.im_end, self.vision_start, self.vision_end = tokenizer.convert_tokens_to_ids(
@@ -91,12 +106,16 @@ class Policy(nn.Module):
     # ---- images ----
 
     def features(self, images: list[bytes]) -> list[tuple[Tensor, tuple[int, int]]]:
+        """Vision features [tokens, hidden] on the model's device, and patch grid, of each image."""
+        return [(f.to(self.device, non_blocking=True), grid) for f, grid in self.encode(images)]
+
+    def encode(self, images: list[bytes]) -> list[tuple[Tensor, tuple[int, int]]]:
         """Vision features [tokens, hidden] and patch grid of each image.
 
-        With a frozen tower each distinct screenshot is encoded once, without gradient, and kept: both optimisation
-        passes and every sample that shares it use the same features.
+        With a frozen tower each distinct screenshot is encoded once, without gradient, and kept in host memory: the
+        sampler, both optimisation passes and every sample that shares it use the same features.
         """
-        keys = [hashlib.blake2b(image, digest_size=16).digest() for image in images]
+        keys = [image_key(image) for image in images]
         found = {} if self.tune_vision else {k: self._cache[k] for k in keys if k in self._cache}
         missing = {k: decode(image) for k, image in zip(keys, images) if k not in found}     # [H, W, 3] each
         for shape in {pixels.shape for pixels in missing.values()}:
@@ -105,6 +124,8 @@ class Policy(nn.Module):
             pixels = torch.stack([missing[k] for k in same]).to(self.device)                 # [B, H, W, 3]
             with nullcontext() if self.tune_vision else torch.no_grad():
                 features = vision_features(self.base.model.visual, patchify(pixels), grid)   # [B, n / 4, hidden]
+            if not self.tune_vision:
+                features = features.cpu()
             found |= {k: (f, grid) for k, f in zip(same, features)}
         if not self.tune_vision:
             self._remember(found)
@@ -136,6 +157,40 @@ class Policy(nn.Module):
         embeds = embeds.masked_scatter(image, torch.cat([f for f, _ in features]).to(embeds.dtype))
         return embeds, position.permute(2, 0, 1).to(self.device), mask.to(self.device)
 
+    # ---- the language model ----
+
+    def hidden(self, embeds: Tensor, positions: Tensor, mask: Tensor | None = None, **cache) -> Tensor:
+        """The language model's last hidden states [B, L, H]. Without a mask, attention is causal and nothing else.
+
+        Over a bf16 model the adapters stay in fp32, so that small updates are not lost, but their products are bf16
+        like the rest: autocast rounds the adapters' weights. PEFT's own way, to widen the activations to fp32, takes
+        half as long again and twice the memory, and vLLM, which serves rounded adapters, would part from it.
+        """
+        model = self.base.model.language_model
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=embeds.dtype == torch.bfloat16):
+            return model(inputs_embeds=embeds, position_ids=positions, attention_mask=mask, **cache).last_hidden_state
+
+    def compile(self) -> None:
+        """Compiles the decoder layers: one graph for all layers and all lengths, not one a length."""
+        for layer in self.base.model.language_model.layers:
+            layer.compile(dynamic=True)
+
+    def _choose_checkpointing(self, embeds: Tensor, positions: Tensor) -> None:
+        """Sets whether the backward pass of this micro-batch [B, L, H] will recompute the layers."""
+        recompute = self.checkpointing == "on"
+        if self.checkpointing == "auto" and embeds.device.type == "cuda":
+            if self._token_bytes is None:        # measured on a few tokens: it depends on kernels, compiler and rank
+                length = min(256, embeds.shape[1])
+                before = torch.cuda.memory_allocated()
+                kept = self.hidden(embeds[:1, :length], positions[:, :1, :length], use_cache=False)
+                self._token_bytes = (torch.cuda.memory_allocated() - before) / length
+                del kept
+            free = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+            recompute = 1.2 * self._token_bytes * embeds.shape[0] * embeds.shape[1] > free       # 1.2: the backward pass's own
+        for layer in self.base.model.language_model.layers:
+            layer.gradient_checkpointing = recompute
+            layer._gradient_checkpointing_func = _checkpoint
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [n, V] in float32 of hidden states [n, H]; ids that no reply may contain are at minus infinity."""
         return self.base.lm_head(hidden).float().masked_fill(self.forbidden, float("-inf"))
@@ -150,8 +205,10 @@ class Policy(nn.Module):
         """
         embeds, positions, mask = self.embed([s.prompt_ids for s in samples], [s.image for s in samples],
                                              [s.response_ids for s in samples])
-        hidden = self.base.model.language_model(inputs_embeds=embeds, position_ids=positions, attention_mask=mask,
-                                                use_cache=False).last_hidden_state            # [B, L, H]
+        if torch.is_grad_enabled():
+            self._choose_checkpointing(embeds, positions)
+        # Padding lies to the right, where causal attention never looks from a real token: no mask, a faster kernel.
+        hidden = self.hidden(embeds, positions, use_cache=False)                              # [B, L, H]
         # The state before a token predicts it: response token u of sample b sits at lengths[b] - |y| + u.
         lengths = mask.sum(1).tolist()
         row = torch.tensor([b for b, s in enumerate(samples) for _ in s.response_ids], device=self.device)
@@ -164,6 +221,11 @@ class Policy(nn.Module):
             return chosen
         with torch.no_grad():
             return chosen, -(logp.exp() * logp.masked_fill(self.forbidden, 0)).sum(-1)
+
+
+def image_key(image: bytes) -> bytes:
+    """What a screenshot is known by: to the feature cache, and to vLLM's prefix cache."""
+    return hashlib.blake2b(image, digest_size=16).digest()
 
 
 def expand(prompt_ids: list[int], image_pad: int, tokens: int) -> list[int]:

@@ -79,6 +79,7 @@ class LocalSampler:
 
 
 @torch.no_grad()
+@torch.compiler.set_stance("force_eager")            # the trainer's graphs know no cache and would be compiled anew
 def generate(policy: Policy, requests: list[Request]) -> list[Completion]:
     """Samples a reply to each request, all together, with a key-value cache.
 
@@ -95,8 +96,7 @@ def generate(policy: Policy, requests: list[Request]) -> list[Completion]:
     open_rows = set(range(len(requests)))
     cache, position = DynamicCache(config=model.config), positions.amax((0, 2))                           # [B]
     while True:
-        hidden = model(inputs_embeds=embeds, position_ids=positions, attention_mask=mask, past_key_values=cache,
-                       use_cache=True).last_hidden_state[:, -1]                                           # [B, H]
+        hidden = policy.hidden(embeds, positions, mask, past_key_values=cache, use_cache=True)[:, -1]     # [B, H]
         logits = policy.logits(hidden) / warm                                                             # [B, V]
         token = _choose(logits, noise, [r.temperature for r in requests])                                 # [B]
         logp = logits.log_softmax(-1).gather(-1, token[:, None])[:, 0].tolist()
