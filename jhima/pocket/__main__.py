@@ -55,7 +55,7 @@ def main() -> None:
 
     pages = commands.add_parser("pages", help="collect pictures of the sites with what they show, to pre-train on")
     pages.add_argument("--out", type=Path, default=Path("runs/pages"))
-    pages.add_argument("--count", type=int, default=6000)
+    pages.add_argument("--count", type=int, default=12000)
     pages.add_argument("--concurrency", type=int, default=8)
     pages.add_argument("--seed", type=int, default=0)
 
@@ -63,10 +63,11 @@ def main() -> None:
     pre.add_argument("--pages", type=Path, default=Path("runs/pages"))
     pre.add_argument("--model", type=Path, default=Path("checkpoints/pocket-untrained"), help="what `model` wrote")
     pre.add_argument("--out", type=Path, default=Path("checkpoints/pocket-base"))
-    pre.add_argument("--minutes", type=float, default=20.0)
-    pre.add_argument("--batch", type=int, default=32, help="pictures a step; each is asked seven questions")
+    pre.add_argument("--steps", type=int, default=10000)
+    pre.add_argument("--batch", type=int, default=32, help="pictures a step; each gets ten lessons or so")
     pre.add_argument("--lr", type=float, default=1e-3)
     pre.add_argument("--seed", type=int, default=0)
+    pre.add_argument("--workers", type=int, default=12, help="processes that prepare batches")
 
     model = commands.add_parser("model", help="write an untrained pocket model")
     model.add_argument("--out", type=Path, default=Path("checkpoints/pocket-untrained"))
@@ -144,7 +145,7 @@ def _pages(args: argparse.Namespace) -> None:
 
 def _pretrain(args: argparse.Namespace) -> None:
     from .pretrain import pretrain
-    pretrain(args.pages, args.model, args.out, args.minutes, args.batch, args.lr, args.seed)
+    pretrain(args.pages, args.model, args.out, args.steps, args.batch, args.lr, args.seed, args.workers)
 
 
 def _model(args: argparse.Namespace) -> None:

@@ -37,6 +37,19 @@ class Answer:
 Move = Click | Write | Press | Answer
 
 
+def operation(move: Move) -> str:
+    """A move in words, as the oracle says it and an actor trained on its trajectories learns to."""
+    match move:
+        case Click(label):
+            return f"Click {label}"
+        case Write(label, text):
+            return f"Write {text} in {label}"
+        case Press(key):
+            return f"Press {key}"
+        case Answer(text):
+            return f"Answer {text}"
+
+
 @dataclass(frozen=True)
 class Subtask:
     """One line of the oracle's plan: a short title, the goal it reaches, and the moves that reach it."""

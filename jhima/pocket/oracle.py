@@ -12,7 +12,7 @@ from ..browser import Observation, Session
 from ..rollout import Act
 from ..sampler import Completion
 from ..vision import smart_resize
-from .intents import Answer, Click, Move, Press, Solution, Write
+from .intents import Answer, Click, Move, Press, Solution, Write, operation
 
 # All visible elements that carry a label, with the box to click. A field is named by its caption; anything else by
 # the text it shows.
@@ -73,14 +73,15 @@ def oracle(solution: Solution) -> Act:
                 return _say(f"Scroll {'down' if dy > 0 else 'up'}", [Action("scroll", dy=dy)], size)
         done += 1
         match move:
-            case Click(label):
-                return _say(f"Click {label}", [Action("click", x, y)], size)
-            case Write(label, text):
-                return _say(f"Write {text} in {label}", [Action("click", x, y), Action("type", text=text)], size)
+            case Click():
+                actions = [Action("click", x, y)]
+            case Write(_, text):
+                actions = [Action("click", x, y), Action("type", text=text)]
             case Press(key):
-                return _say(f"Press {key}", [Action("key", keys=(key,))], size)
+                actions = [Action("key", keys=(key,))]
             case Answer(text):
-                return _say(f"Answer {text}", [Action("answer", text=text), Action("stop", status="success")], size)
+                actions = [Action("answer", text=text), Action("stop", status="success")]
+        return _say(operation(move), actions, size)
     return act
 
 

@@ -27,11 +27,13 @@ from .generate import solutions
 from .intents import Click, Write
 from .oracle import Element, elements
 
-# What a page says, top to bottom: each line of text with the middle of its box.
+# What a page says, top to bottom: each line of text with the middle of its box; where it is a caption and a value, the
+# caption too.
 ROWS = """() => [...document.querySelectorAll('header .home, h1, .row:not(.columns):not(.options), .option')]
-  .map(e => { const b = e.getBoundingClientRect();
+  .map(e => { const b = e.getBoundingClientRect(), line = t => t.trim().replace(/\\s+/g, ' ');
               const field = e.querySelector('input:not([type=hidden]):not([type=radio]), textarea');
-              return {text: (e.innerText + (field && field.type !== 'password' ? ' ' + field.value : '')).trim().replace(/\\s+/g, ' '),
+              return {text: line(e.innerText + (field && field.type !== 'password' ? ' ' + field.value : '')),
+                      caption: e.matches('.pair, .field') ? line(e.querySelector('span').innerText) : '',
                       x: b.x + b.width / 2, y: b.y + b.height / 2}; })
   .filter(r => r.text && r.y > 0 && r.y < innerHeight)"""
 

@@ -1,7 +1,10 @@
 """A local teacher and judge: an OpenAI-compatible server that answers from the oracle's knowledge.
 
 It lets the real `openai` client, annotate.py and the fuzzy_match judge run with no key and no network. Asked to
-annotate, it looks the task up and gives its template's subtasks; asked to judge, it compares the texts.
+annotate, it looks the task up and gives its template's subtasks; asked to judge an answer, it compares the texts.
+
+Asked which subtasks an episode completed, it knows the moves of which its own plans' subtasks consist, and looks for
+them among the operations. It reads no screenshot, but two that are equal tell it that an operation did nothing.
 """
 from __future__ import annotations
 
@@ -12,14 +15,15 @@ import time
 import unicodedata
 from collections import Counter
 from contextlib import contextmanager
-from typing import Iterator
+from functools import lru_cache
+from typing import Iterator, Sequence
 
 from flask import Flask, Response, jsonify, request
 from werkzeug.serving import make_server
 
 from .app import QuietHandler
 from .generate import solutions
-from .intents import Solution
+from .intents import Move, Solution, Subtask, operation
 
 MODEL = "pocket-teacher"
 
@@ -36,8 +40,9 @@ def make_teacher() -> Flask:
         body = request.get_json(silent=True)
         if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
             return jsonify(error={"message": "expected a JSON body with messages", "type": "invalid_request_error"}), 400
-        asked = [_text(message.get("content")) for message in body["messages"] if isinstance(message, dict)]
-        reply = answer(asked[-1] if asked else "")
+        contents = [message.get("content") for message in body["messages"] if isinstance(message, dict)]
+        asked = list(map(_text, contents))
+        reply = answer(asked[-1], _images(contents[-1])) if asked else answer("")
         usage = {"prompt_tokens": sum(len(a) for a in asked) // 4, "completion_tokens": len(reply) // 4}
         return jsonify(id="pocket", object="chat.completion", created=int(time.time()), model=MODEL,
                        usage=usage | {"total_tokens": sum(usage.values())},
@@ -63,7 +68,13 @@ def _text(content: object) -> str:
     return content if isinstance(content, str) else ""
 
 
-def answer(prompt: str) -> str:
+def _images(content: object) -> list[str]:
+    """The URLs of a message's images."""
+    parts = content if isinstance(content, list) else []
+    return [str(part.get("image_url")) for part in parts if isinstance(part, dict) and part.get("type") == "image_url"]
+
+
+def answer(prompt: str, images: Sequence[str] = ()) -> str:
     """The teacher's reply to the last user message of a request."""
     try:
         asked = json.loads(prompt)
@@ -73,6 +84,14 @@ def answer(prompt: str) -> str:
         same = equivalent(str(asked["reference"]), str(asked["answer"]))
         return f"The answer {'says the same as' if same else 'differs from'} the reference.\nVERDICT: " \
                f"{'correct' if same else 'incorrect'}"
+    if isinstance(asked, dict) and {"task", "subtasks", "steps"} <= asked.keys():
+        operations = [str(step.get("operation")) for step in asked["steps"]]
+        if len(images) == len(operations):      # what stands after the last step is not seen: it counts as done
+            seen = zip(operations, images, [*images[1:], ""])
+            operations = [operation for operation, before, after in seen if before != after]
+        verdicts = [judge_subtask(str(subtask), str(asked["task"]), operations) for subtask in asked["subtasks"]]
+        return "\n".join([f"{n}. {reason}" for n, (_, reason) in enumerate(verdicts, 1)]
+                         + [f"SUBTASK {n}: {'done' if done else 'not done'}" for n, (done, _) in enumerate(verdicts, 1)])
     task = re.search(r"^Task: (.*)$", prompt, re.MULTILINE)
     solution = solutions().get(task[1].strip()) if task else None
     if solution is None:
@@ -95,3 +114,42 @@ def equivalent(reference: str, said: str) -> bool:
                  for text in (reference, said))
     numbers = {word for word in got if word[0].isdigit()} - set(want)
     return bool(want) and not (want - got) and not numbers
+
+
+def judge_subtask(subtask: str, task: str, operations: list[str]) -> tuple[bool, str]:
+    """Whether a subtask's moves are among the operations, in their order, and the reason.
+
+    The task's own plan says which moves; for a subtask that it has not (a decomposer may plan what it likes), any plan
+    that has it does.
+    """
+    own = solutions().get(task)
+    ways = [g.moves for g in own.plan if subtask in names(g)] if own else []
+    ways = ways or subtask_moves().get(subtask, [])
+    missing = [_missing(moves, operations) for moves in ways]
+    if not ways:
+        return False, "No plan has this subtask."
+    if None in missing:
+        return True, f"{', then '.join(map(operation, ways[missing.index(None)]))} had its effect."
+    return False, f"{max(missing, key=missing.count)} had no effect or was not done."
+
+
+def _missing(moves: tuple[Move, ...], operations: list[str]) -> str | None:
+    """The first move that is not among the operations after those before it; None where all are."""
+    rest = iter(operations)
+    return next((said for said in map(operation, moves) if said not in rest), None)     # `in` advances the iterator
+
+
+def names(subtask: Subtask) -> tuple[str, str]:
+    """What a decomposer may call a subtask: its title, with or without the goal."""
+    return subtask.title, f"{subtask.title}: {subtask.goal}."
+
+
+@lru_cache(maxsize=1)
+def subtask_moves() -> dict[str, list[tuple[Move, ...]]]:
+    """Every subtask of every plan, by name: the ways in which it is done."""
+    ways: dict[str, set[tuple[Move, ...]]] = {}
+    for solution in solutions().values():
+        for subtask in solution.plan:
+            for name in names(subtask):
+                ways.setdefault(name, set()).add(subtask.moves)
+    return {name: sorted(moves, key=repr) for name, moves in ways.items()}

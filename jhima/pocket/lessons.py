@@ -1,0 +1,166 @@
+"""What the pocket base model is asked: lessons about one picture, in the very prompt formats that fine-tuning uses.
+
+Seeing
+    read     what stands on each line (dense: every word and its place is a target)
+    point    what stands at a place
+    value    what a caption's value is
+    click    where a named element is, answered as the actor answers
+Following
+    follow   the next line of a plan, whose element is on the page among those that other lines name
+    write    the same for a field, with the text to type
+    answer   the same for a value to read off the page
+Planning
+    plan     an instruction's subtasks: training templates with names from anywhere put in the place of theirs, so that
+             there is nothing to remember and everything to copy
+The templates that are held out for evaluation are in no lesson, and no evaluation task's instruction is either.
+"""
+from __future__ import annotations
+
+import json
+import random
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from zlib import crc32
+
+from ..actions import format_reply
+from .generate import solutions, task_list
+from .intents import Write
+from .model import PROMPTS
+
+# Lessons of each kind about a picture: while the model learns to read at all, and after that.
+EARLY = {"read": 1, "point": 1, "value": 1, "click": 3, "write": 1, "plan": 1}
+LATE = {"read": 0.25, "point": 1, "value": 1, "click": 2, "follow": 3, "write": 2, "answer": 1, "plan": 2}
+HELD_OUT = 10                                # one page address in ten is for evaluation
+VERBS = ("Open {}", "Go to {}", "Choose {}", "Set {}", "Show {}", "Sort by {}", "{} it")
+
+
+@dataclass(frozen=True)
+class Page:
+    image: Path
+    rows: list[dict]
+    elements: list[dict]
+    scrambled: bool
+    held_out: bool
+
+    def unique(self, field: bool) -> list[dict]:
+        """Elements that their label tells from all others."""
+        labels = [e["label"] for e in self.elements]
+        return [e for e in self.elements if e["field"] == field and labels.count(e["label"]) == 1]
+
+
+@dataclass(frozen=True)
+class Names:
+    """What lessons draw from: phrases of the pages to learn from, texts to type, and training tasks."""
+    phrases: list[str]
+    texts: list[str]
+    tasks: list[tuple[str, tuple[str, ...], tuple[str, ...]]]       # intent, subtask titles, the names in them
+
+
+def read_pages(folder: Path) -> list[Page]:
+    """The pages that pages.py collected. Held out: all pictures of one address in ten (query and state aside)."""
+    pages = []
+    for line in (folder / "pages.jsonl").read_text("utf-8").splitlines():
+        row = json.loads(line)
+        address = row["title"].split(" - ")[-1] + row["url"].split("?")[0].split("/", 3)[-1]
+        held_out = not row["scrambled"] and crc32(address.encode()) % HELD_OUT == 0
+        pages.append(Page(folder / "images" / row["image"], row["rows"], row["elements"], row["scrambled"], held_out))
+    return pages
+
+
+def names_of(pages: list[Page]) -> Names:
+    phrases = {row["text"] for page in pages for row in page.rows if len(row["text"]) <= 20}
+    tasks = []
+    texts = {"1", "2"}
+    for task in task_list("train"):
+        titles = tuple(g.title for g in solutions()[task["intent"]].plan)
+        values = tuple(sorted((str(v) for v in task["instantiation_dict"].values() if str(v) in task["intent"]), key=len, reverse=True))
+        tasks.append((task["intent"], titles, values))
+        texts |= {m.text for g in solutions()[task["intent"]].plan for m in g.moves if isinstance(m, Write)}
+    return Names(sorted(phrases), sorted(texts), tasks)
+
+
+def renamed(task: tuple[str, tuple[str, ...], tuple[str, ...]], names: Names, rng: random.Random) -> tuple[str, list[str]]:
+    """(intent, subtask titles) of a task with other names: numbers become numbers, words become phrases of the arena.
+
+    A task whose subtasks hold a number that its intent does not (one the oracle knows) keeps its names.
+
+    >>> task = ("Post Party in books.", ("Open books", "Post Party to books"), ("Party", "books"))
+    >>> renamed(task, Names(["Zoo"], [], []), random.Random(0))
+    ('Post Zoo in Zoo.', ['Open Zoo', 'Post Zoo to Zoo'])
+    """
+    intent, titles, values = task
+    new = {v: str(rng.randint(1, 999)) if v.isdigit() else rng.choice(names.phrases) for v in values if rng.random() < 0.9}
+    if not new:
+        return intent, list(titles)
+    pattern = re.compile(r"(?<!\w)(?:" + "|".join(map(re.escape, new)) + r")(?!\w)")
+    intent, *swapped = (pattern.sub(lambda found: new[found[0]], text) for text in (intent, *titles))
+    known = set(re.findall(r"\d+", intent))
+    return (intent, swapped) if known.issuperset(re.findall(r"\d+", " ".join(swapped))) else (task[0], list(titles))
+
+
+@lru_cache(maxsize=1)
+def forbidden() -> frozenset[str]:
+    return frozenset(task["intent"] for task in task_list("eval"))
+
+
+def lesson(page: Page, kind: str, names: Names, rng: random.Random) -> tuple[str, str] | None:
+    """(user text, reply) of one lesson about a page; None where the page has nothing to ask about."""
+    rows, buttons, fields = page.rows, page.unique(False), page.unique(True)
+    pairs = [(row["caption"], row["text"][len(row["caption"]):].strip()) for row in rows if row["caption"]]
+    pairs = [(caption, value) for caption, value in pairs if value]
+    if kind == "read" and rows:
+        return "Read", "\n".join(f"{round(row['y'])} {row['text']}" for row in rows)
+    if kind == "point" and rows:
+        row = rng.choice(rows)
+        return f"Read {round(row['x'])} {round(row['y'])}", row["text"]
+    if kind == "value" and pairs:
+        caption, value = rng.choice(pairs)
+        return f"Read {caption}", value
+    if kind == "click" and buttons:
+        e = rng.choice(buttons)
+        return PROMPTS.actor(f"Click {e['label']}", [f"Click {e['label']}"], [], b"").user, _click(e)
+    if kind == "follow" and buttons:
+        e = rng.choice(buttons)
+        return _among(names, rng, [b["label"] for b in buttons], rng.choice(VERBS).format(e["label"])), _click(e)
+    if kind == "write" and fields:
+        e, text = rng.choice(fields), rng.choice(names.texts if rng.random() < 0.5 else names.phrases)
+        forms = [f"Write {text} in {e['label']}", f"{e['label']} {text}"] + ([f"Search for {text}", f"Send {text}", f"Set {text}"]
+                                                                           if len(fields) == 1 else [])
+        return _among(names, rng, names.phrases, rng.choice(forms)), format_reply(
+            f"Write {text} in {e['label']}", [_at(e), f"write(message={text!r})"])
+    if kind == "answer" and pairs:
+        caption, value = rng.choice(pairs)
+        line = f"Answer with the {caption.lower()}"
+        return _among(names, rng, names.phrases, line), format_reply(
+            f"Answer {value}", [f"response(answer={value!r})", "terminate(status='success')"])
+    if kind == "plan":
+        intent, titles = renamed(rng.choice(names.tasks), names, rng)
+        if intent not in forbidden():
+            return PROMPTS.decomposer(intent, b"").user, "\n".join(f"{n}. {title}" for n, title in enumerate(titles, 1))
+    return None
+
+
+def lessons(page: Page, names: Names, rng: random.Random, early: bool) -> list[tuple[str, str]]:
+    """All lessons about a page for one batch."""
+    kinds = [kind for kind, count in (EARLY if early else LATE).items()
+             for _ in range(int(count) + (rng.random() < count % 1))]
+    return [found for kind in kinds if (found := lesson(page, kind, names, rng))]
+
+
+def _at(e: dict) -> str:
+    return f"click(x={round(e['x'] + e['width'] / 2)}, y={round(e['y'] + e['height'] / 2)})"
+
+
+def _click(e: dict) -> str:
+    return format_reply(f"Click {e['label']}", [_at(e)])
+
+
+def _among(names: Names, rng: random.Random, others: list[str], line: str) -> str:
+    """The actor's prompt in the middle of a plan whose next line is `line`; other lines name `others`."""
+    done = [rng.choice(others) for _ in range(rng.randint(0, 3))]
+    later = [rng.choice(others) for _ in range(rng.randint(0, 2))]
+    intent, _ = renamed(rng.choice(names.tasks), names, rng)
+    plan = [*(f"Open {label}" for label in done), line, *(f"Open {label}" for label in later)]
+    return PROMPTS.actor(intent, plan, [f"Click {label}" for label in done], b"").user
