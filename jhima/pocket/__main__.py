@@ -8,6 +8,7 @@
     python -m jhima.pocket model      an untrained pocket model, built from code
     python -m jhima.pocket pages      pictures of the sites with what they show
     python -m jhima.pocket pretrain   the pocket base model, trained on them
+    python -m jhima.pocket plans      does the plan matter to an actor?
 """
 from __future__ import annotations
 
@@ -74,9 +75,21 @@ def main() -> None:
     model.add_argument("--hidden", type=int, default=192)
     model.add_argument("--layers", type=int, default=3)
 
+    plans = commands.add_parser("plans", help="an actor's success under the oracle's plan, none, and another task's")
+    plans.add_argument("--actor", type=Path, required=True, help="SFT checkpoint")
+    plans.add_argument("--adapter", type=Path, help="its adapter after RL, e.g. runs/rl/actor")
+    plans.add_argument("--tasks", nargs="+", default=["pocket-eval"], help="(default: %(default)s)")
+    plans.add_argument("--shortest", type=int, default=6, help="only tasks of N moves or more (default: %(default)s)")
+    plans.add_argument("--limit", type=int, help="only the first N of them")
+    plans.add_argument("--full", action="store_true", help="1280x720, longer lists in shuffled order")
+    plans.add_argument("--T", type=int, default=15, help="steps an episode, at most (default: %(default)s)")
+    plans.add_argument("--tokens", type=int, default=64, help="token budget of an action (default: %(default)s)")
+    plans.add_argument("--concurrency", type=int, default=12)
+    plans.add_argument("--seed", type=int, default=0)
+
     args = parser.parse_args()
     run = {"serve": _serve, "tasks": _tasks, "check": _check, "demos": _demos, "teacher": _teacher, "pages": _pages,
-           "pretrain": _pretrain, "model": _model}[args.command]
+           "pretrain": _pretrain, "model": _model, "plans": _plans}[args.command]
     try:
         run(args)
     except ValueError as error:
@@ -153,6 +166,14 @@ def _model(args: argparse.Namespace) -> None:
     from .model import build
     parameters = build(args.out, corpus(), args.hidden, args.layers)
     print(f"{args.out}: an untrained Qwen2.5-VL with {parameters:,} parameters")
+
+
+def _plans(args: argparse.Namespace) -> None:
+    from ..policy import check_checkpoint
+    from .plans import compare
+    check_checkpoint(args.actor)
+    asyncio.run(compare(args.actor, args.adapter, args.tasks, args.shortest, args.limit, args.full, args.concurrency,
+                        args.T, args.tokens, args.seed))
 
 
 if __name__ == "__main__":

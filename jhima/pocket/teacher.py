@@ -88,7 +88,7 @@ def answer(prompt: str, images: Sequence[str] = ()) -> str:
         operations = [str(step.get("operation")) for step in asked["steps"]]
         if len(images) == len(operations):      # what stands after the last step is not seen: it counts as done
             seen = zip(operations, images, [*images[1:], ""])
-            operations = [operation for operation, before, after in seen if before != after]
+            operations = [said for said, before, after in seen if before != after]
         verdicts = [judge_subtask(str(subtask), str(asked["task"]), operations) for subtask in asked["subtasks"]]
         return "\n".join([f"{n}. {reason}" for n, (_, reason) in enumerate(verdicts, 1)]
                          + [f"SUBTASK {n}: {'done' if done else 'not done'}" for n, (done, _) in enumerate(verdicts, 1)])
@@ -130,7 +130,7 @@ def judge_subtask(subtask: str, task: str, operations: list[str]) -> tuple[bool,
         return False, "No plan has this subtask."
     if None in missing:
         return True, f"{', then '.join(map(operation, ways[missing.index(None)]))} had its effect."
-    return False, f"{max(missing, key=missing.count)} had no effect or was not done."
+    return False, f"{missing[0]} had no effect or was not done."
 
 
 def _missing(moves: tuple[Move, ...], operations: list[str]) -> str | None:
