@@ -84,12 +84,12 @@ def nothing(policy: nn.Module) -> Tensor:
     return sum(p.sum() for p in policy.parameters() if p.requires_grad) * 0.0
 
 
-def all_sum(*values: float) -> list[float]:
-    """Each value summed over the ranks."""
+def all_sum(*values: float, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> list[float]:
+    """Each value summed over the ranks (op=dist.ReduceOp.MAX: its largest)."""
     total = torch.tensor(values, dtype=torch.float64)
     if dist.get_backend() == "nccl":
         total = total.cuda()
-    dist.all_reduce(total)
+    dist.all_reduce(total, op)
     return total.tolist()
 
 

@@ -12,6 +12,7 @@ import json
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -32,7 +33,8 @@ class Plan:
 
 @dataclass(frozen=True)
 class Step:
-    """One observation and the actor's turn on it. `note` is what the browser said of an action without effect."""
+    """One observation and the actor's turn on it. `note` is what the browser said of an action without effect;
+    `plan` the decomposer's new plan from this observation, where it made one (--replan)."""
     screenshot: bytes
     width: int
     height: int
@@ -43,11 +45,16 @@ class Step:
     prompt_ids: list[int] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     logps: list[float] = field(default_factory=list)
+    plan: Plan | None = None
 
 
 @dataclass(frozen=True)
 class Episode:
-    """tau_ij. `reward` is None where the environment failed for good: then `failure` says how."""
+    """tau_ij. `reward` is None where the environment failed for good: then `failure` says how.
+
+    `failures`: the kind of every attempt's failure, retried ones too. `thinking`: seconds of `seconds` that it waited
+    for replies. `milestones`: which subtasks a judge saw completed (--milestone), None where none was asked or able.
+    """
     task_id: str
     plan: int
     episode: int
@@ -59,19 +66,31 @@ class Episode:
     checks: list[dict]
     seconds: float
     retries: int
+    failures: list[str] = field(default_factory=list)
+    thinking: float = 0.0
+    milestones: list[bool] | None = None
 
 
 @dataclass
 class Group:
-    """One task's K plans and their M episodes."""
+    """One task's K plans and their M episodes. `failures`: kinds of what failed before o_0 was seen."""
     task: Task
     first: bytes
     plans: list[Plan]
     episodes: list[list[Episode]]            # [K][M]
+    failures: list[str] = field(default_factory=list)
 
     def rewards(self) -> Tensor:
         """R [K, M] in {0, 1}, NaN where the environment failed."""
-        return torch.tensor([[float("nan") if e.reward is None else float(e.reward) for e in row] for row in self.episodes])
+        return _table(self.episodes, lambda e: e.reward)
+
+    def progress(self) -> Tensor:
+        """[K, M]: share of the plan's subtasks that the judge saw completed, NaN where it did not say."""
+        return _table(self.episodes, lambda e: sum(e.milestones) / len(e.milestones) if e.milestones else None)
+
+
+def _table(episodes: list[list[Episode]], value: Callable[[Episode], float | None]) -> Tensor:
+    return torch.tensor([[float("nan") if (v := value(e)) is None else float(v) for e in row] for row in episodes])
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -84,19 +103,20 @@ def _dump(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()          # ASCII: a lone surrogate in a page is no error
 
 
-def save_plans(folder: Path, task: Task, first: bytes, plans: list[Plan]) -> None:
+def save_plans(folder: Path, task: Task, first: bytes, plans: list[Plan], failures: Sequence[str] = ()) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     _write(folder / "first.png", first)
     described = {"id": task.id, "sites": task.sites, "intent": task.intent, "template": task.template}
-    _write(folder / "group.json", _dump({"task": described, "first": "first.png", "plans": [asdict(p) for p in plans]}))
+    _write(folder / "group.json", _dump({"task": described, "first": "first.png", "plans": [asdict(p) for p in plans],
+                                         "failures": failures}))
 
 
-def load_plans(folder: Path) -> tuple[bytes, list[Plan]] | None:
-    """A task's first screenshot and plans, or None where they were not finished."""
+def load_plans(folder: Path) -> tuple[bytes, list[Plan], list[str]] | None:
+    """A task's first screenshot, plans and failures before them, or None where they were not finished."""
     if not (folder / "group.json").exists():
         return None
     group = json.loads((folder / "group.json").read_text("utf-8"))
-    return (folder / "first.png").read_bytes(), [Plan(**plan) for plan in group["plans"]]
+    return (folder / "first.png").read_bytes(), [Plan(**plan) for plan in group["plans"]], group["failures"]
 
 
 def save_episode(folder: Path, e: Episode) -> None:
@@ -109,9 +129,10 @@ def save_episode(folder: Path, e: Episode) -> None:
         row = {k: getattr(step, k) for k in ("width", "height", "url", "note", "reply", "prompt_ids", "ids", "logps")}
         rows.append(row | {"screenshot": name, "thought": step.turn.thought, "operation": step.turn.operation,
                            "error": step.turn.error, "warnings": step.turn.warnings,
-                           "actions": [_action_fields(a) for a in step.turn.actions]})
+                           "actions": [_action_fields(a) for a in step.turn.actions],
+                           "plan": asdict(step.plan) if step.plan else None})
     fields = {k: getattr(e, k) for k in ("task_id", "plan", "episode", "reward", "failure", "answer", "final_url",
-                                         "checks", "seconds", "retries")}
+                                         "checks", "seconds", "retries", "failures", "thinking", "milestones")}
     _write(place / "episode.json", _dump(fields | {"steps": rows}))
 
 
@@ -127,7 +148,9 @@ def load_episode(folder: Path, plan: int, episode: int) -> Episode | None:
             actions = tuple(Action(**{k: tuple(v) if isinstance(v, list) else v for k, v in a.items()})
                             for a in row.pop("actions"))
             turn = Turn(actions, row.pop("thought"), row.pop("operation"), row.pop("error"), tuple(row.pop("warnings")))
-            steps.append(Step(**row | {"screenshot": (path.parent / row["screenshot"]).read_bytes(), "turn": turn}))
+            plan = row.pop("plan")
+            steps.append(Step(**row | {"screenshot": (path.parent / row["screenshot"]).read_bytes(), "turn": turn,
+                                       "plan": Plan(**plan) if plan else None}))
         return Episode(**fields, steps=steps)
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: not an episode of this version ({error!r}); delete it to have it played again") from None
@@ -141,8 +164,9 @@ def _action_fields(action: Action) -> dict:
 
 def load_group(folder: Path, task: Task, K: int, M: int) -> Group | None:
     """A task's finished group, or None where the rollout went on without it."""
-    plans = load_plans(folder)
-    if plans is None:
+    saved = load_plans(folder)
+    if saved is None:
         return None
+    first, plans, failures = saved
     episodes = [[load_episode(folder, i, j) for j in range(M)] for i in range(K)]
-    return Group(task, *plans, episodes) if all(e for row in episodes for e in row) else None
+    return Group(task, first, plans, episodes, failures) if all(e for row in episodes for e in row) else None

@@ -5,8 +5,9 @@ the agent (a broken browser or site): it leaves its group's mean and gets advant
 
 How it differs from textbook GRPO, as in the paper's section 4.3 (Dr. GRPO, Liu et al. 2025):
 1. no division by the group's standard deviation (normalize_std=True brings it back),
-2. no division by the response's length: a loss is a SUM over tokens over a constant that is fixed before the
-   rollout, so how samples are split into micro-batches and GPUs, sorted or skipped cannot change it,
+2. no division by the response's length (normalize_length=True and a weight of 1 / length bring it back): a loss is a
+   SUM over tokens over a constant that is fixed before the rollout, so how samples are split into micro-batches and
+   GPUs, sorted or skipped cannot change it,
 3. the baseline of an actor's episode is the mean under the same plan; of a plan, the mean over the task's plans.
 """
 from __future__ import annotations
@@ -64,13 +65,17 @@ def token_ratio(logp: Tensor, logp_old: Tensor) -> Tensor:
     return (logp - logp_old).exp()
 
 
-def clipped_surrogate(ratio: Tensor, advantage: Tensor, eps: float) -> Tensor:
-    """The min-term of eqs. 7 and 10: min(r A, clip(r, 1 - eps, 1 + eps) A). All [n].
+def clipped_surrogate(ratio: Tensor, advantage: Tensor, eps: float, eps_high: float | None = None) -> Tensor:
+    """The min-term of eqs. 7 and 10: min(r A, clip(r, 1 - eps, 1 + eps_high) A). All [n].
+
+    eps_high: None is the paper's eps; a larger one is clip-higher (Yu et al. 2025, DAPO): a token that did well may
+    gain more probability than one that did badly may lose.
 
     >>> clipped_surrogate(torch.tensor([1.5, 1.5, 0.5]), torch.tensor([1.0, -1.0, -1.0]), eps=0.2)
     tensor([ 1.2000, -1.5000, -0.8000])
     """
-    return torch.minimum(ratio * advantage, ratio.clamp(1 - eps, 1 + eps) * advantage)
+    high = 1 + (eps if eps_high is None else eps_high)
+    return torch.minimum(ratio * advantage, ratio.clamp(1 - eps, high) * advantage)
 
 
 def k3(logp: Tensor, logp_ref: Tensor) -> Tensor:
@@ -83,30 +88,50 @@ def k3(logp: Tensor, logp_ref: Tensor) -> Tensor:
     return d.expm1() - d
 
 
-def policy_loss(logp: Tensor, logp_old: Tensor, advantage: Tensor, constant: float, eps: float = 0.2,
-                beta: float = 0.0, logp_ref: Tensor | None = None) -> Tensor:
-    """Eqs. 7 and 10, negated: minus the sum over tokens of (surrogate - beta * KL), over one constant.
+def sampler_correction(logp_old: Tensor, logp_sampler: Tensor, cap: float) -> Tensor:
+    """Truncated importance sampling (Yao et al. 2025): min(pi_old / pi_sampler, cap) of each token, without gradient.
 
-    logp, logp_old, advantage, logp_ref [n]: one entry a sampled token, of any number of samples. The losses of
-    disjoint sets of tokens add up to the loss of their union, whatever the split.
+    The sampler's kernels (vLLM, bf16) give another probability to the same token than the trainer's do; this weighs
+    each token as if the trainer had sampled it. logp_old, logp_sampler [n]; returns [n].
+
+    >>> sampler_correction(torch.tensor([-1.0, -1.0]), torch.tensor([-1.0, -3.0]), cap=2.0)
+    tensor([1., 2.])
+    """
+    return (logp_old - logp_sampler).exp().clamp(max=cap).detach()
+
+
+def policy_loss(logp: Tensor, logp_old: Tensor, advantage: Tensor, constant: float, eps: float = 0.2,
+                beta: float = 0.0, logp_ref: Tensor | None = None, eps_high: float | None = None,
+                correction: Tensor | float = 1.0, weight: Tensor | float = 1.0) -> Tensor:
+    """Eqs. 7 and 10, negated: minus the sum over tokens of weight * (correction * surrogate - beta * KL), over one
+    constant. The paper's `correction` (sampler_correction) and `weight` (1 / length, see loss_constants) are 1.
+
+    logp, logp_old, advantage, logp_ref, correction, weight [n]: one entry a sampled token, of any number of samples.
+    The losses of disjoint sets of tokens add up to the loss of their union, whatever the split.
 
     >>> one, zero = torch.ones(2), torch.zeros(2)
     >>> policy_loss(zero, zero, torch.tensor([1.0, -0.5]), constant=4.0)
     tensor(-0.1250)
     """
-    objective = clipped_surrogate(token_ratio(logp, logp_old), advantage, eps)
+    objective = correction * clipped_surrogate(token_ratio(logp, logp_old), advantage, eps, eps_high)
     if beta:
         objective = objective - beta * k3(logp, logp_ref)
-    return -objective.sum() / constant
+    return -(weight * objective).sum() / constant
 
 
-def loss_constants(tasks: int, K: int, M: int, T: int, action_tokens: int, plan_tokens: int) -> tuple[float, float]:
+def loss_constants(tasks: int, K: int, M: int, T: int, action_tokens: int, plan_tokens: int,
+                   normalize_length: bool = False) -> tuple[float, float]:
     """The denominators of the actor's and the decomposer's loss: sequences in the batch times their token budget.
 
     An actor's episode may take T actions of `action_tokens` tokens, so its budget is T * action_tokens. Fixed before
-    the rollout: nothing that happens in it, not even a lost episode, changes how much one token weighs.
+    the rollout: nothing that happens in it, not even a lost episode, changes how much one token weighs. With
+    normalize_length (standard GRPO) each token is weighted by 1 / its sequence's length instead of the budget.
 
     >>> loss_constants(tasks=8, K=3, M=7, T=15, action_tokens=64, plan_tokens=256)
     (161280.0, 6144.0)
+    >>> loss_constants(tasks=8, K=3, M=7, T=15, action_tokens=64, plan_tokens=256, normalize_length=True)
+    (168.0, 24.0)
     """
+    if normalize_length:
+        return float(tasks * K * M), float(tasks * K)
     return float(tasks * K * M * T * action_tokens), float(tasks * K * plan_tokens)

@@ -13,6 +13,7 @@ from conftest import ROOT, make_samples
 import torch
 
 import train_rl
+from jhima.checkpoints import Learner
 from jhima.engine import init_distributed, make_engine
 from jhima.policy import load_policy
 
@@ -27,8 +28,8 @@ with torch.no_grad():                                # the same non-zero adapter
 engine = make_engine(policy, ROOT / "ds_config.json", 1e-3, stage=1, bf16=False, clip=1e9)
 samples = train_rl.useful(make_samples(policy, 10), beta=0.0)
 share = train_rl.balanced(samples, world)[rank] if deal == "balanced" else (samples if rank == world - 1 else [])
-args = Namespace(micro_batch=int(micro), passes=2, temperature=0.8, eps=0.2, beta=0.0, lr=1e-3)
-rows = train_rl.update(engine, policy, share, 100.0, args)
+args = Namespace(micro_batch=int(micro), passes=2, temperature=0.8, eps=0.2, eps_high=None, beta=0.0, tis=None, lr=1e-3)
+rows = train_rl.update(Learner(policy, ("actor",), engine), {"actor": share}, {"actor": 100.0}, args)
 if rank == 0:
     state = {name: p.detach() for name, p in policy.named_parameters() if p.requires_grad}
     torch.save({"state": state, "rows": rows}, Path(out))

@@ -47,9 +47,9 @@ def test_any_split_gives_the_one_shot_update(checkpoint, tmp_path, processes, mi
         # Adam divides by the size of a gradient, so this asks for it to about one part in a thousand, element by element.
         assert (result["state"][name] - expected).abs().max() < 1e-6, name
     first, second = result["rows"]
-    assert first["clip_share"] == 0 and first["approx_kl"] == 0                    # ratios are exactly 1 on the first pass
-    assert second["approx_kl"] > 0
-    assert [first["grad_norm"], second["grad_norm"]] == pytest.approx(norms, rel=1e-4)
+    assert first["actor/clip_low"] == first["actor/clip_high"] == first["actor/approx_kl"] == 0      # ratios are exactly 1
+    assert second["actor/approx_kl"] > 0
+    assert [first["actor/grad_norm"], second["actor/grad_norm"]] == pytest.approx(norms, rel=1e-4)
 
 
 def test_skipping_zero_advantages_leaves_the_gradient(checkpoint):

@@ -81,7 +81,7 @@ def test_joint_rl_raises_the_reward_and_resumes(sft):
     rewards = [row["reward"] for row in rows if row["pass"] == 0]
     assert sum(rewards[-2:]) / 2 > sum(rewards[:2]) / 2 + 0.1, rewards
     assert max(row["actor/sampler_gap"] for row in rows) < 1e-4                 # trained on what was sampled
-    assert all(row["actor/clip_share"] == 0 for row in rows if row["pass"] == 0)
+    assert all(row["actor/clip_low"] == row["actor/clip_high"] == 0 for row in rows if row["pass"] == 0)
     again = run(*rl(sft, "--epochs", 5))
     assert "resuming at batch 5" in again.stdout and metrics(sft / "rl") == rows
 

@@ -1,0 +1,82 @@
+"""Milestones (the paper's future work): which of a plan's subtasks did an episode complete, as an LLM judge sees it.
+
+Read by train_rl.py --milestone W, and by the subgoal analysis (subgoals.py). Nothing here touches the terminal reward R_ij.
+"""
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import re
+
+import openai
+
+from .actions import Action
+from .episodes import Episode
+from .failures import EnvironmentFailure
+from .prompts import MILESTONES_SYSTEM
+from .rewards import Judge
+from .tasks import Task
+
+
+async def completed(judge: Judge | None, task: Task, subtasks: list[str], e: Episode) -> list[bool] | None:
+    """For each subtask whether the episode completed it. None where the judge gives no readable verdict in its
+    attempts: no verdict is no sample, never a "not done"."""
+    if judge is None:
+        return None
+    try:
+        return (await judged(judge, request(task.intent, subtasks, e), len(subtasks)))[0]
+    except EnvironmentFailure:
+        return None
+
+
+def request(task: str, subtasks: list[str], e: Episode) -> list[dict]:
+    """The chat messages that ask about one episode: what it saw before each step, then what it did, as JSON."""
+    steps = [{"step": n, "operation": s.turn.operation or s.reply[:300], "url": s.url, "note": s.note,
+              "actions": [_call(action) for action in s.turn.actions]} for n, s in enumerate(e.steps, 1)]
+    asked = {"task": task, "subtasks": subtasks, "steps": steps, "answer": e.answer[:2000], "final_url": e.final_url}
+    # A page may hold half a character, which has no UTF-8 and would fail the request.
+    text = json.dumps(asked, ensure_ascii=False).encode("utf-8", "replace").decode()
+    images = [{"type": "image_url", "image_url": {"url": "data:image/png;base64," + base64.b64encode(s.screenshot).decode()}}
+              for s in e.steps]
+    return [{"role": "system", "content": MILESTONES_SYSTEM},
+            {"role": "user", "content": [*images, {"type": "text", "text": text}]}]
+
+
+def _call(action: Action) -> dict:
+    """An action's fields that differ from their defaults, in CSS pixels of the screenshot."""
+    default = Action(action.kind)
+    return {"kind": action.kind} | {k: v for k, v in vars(action).items() if v != getattr(default, k)}
+
+
+async def judged(judge: Judge, messages: list[dict], count: int) -> tuple[list[bool], str]:
+    """The verdicts on `count` subtasks, and the reply that holds them with their reasons.
+
+    Raises EnvironmentFailure("judge") where the judge's attempts bring no readable verdict.
+    """
+    problem = "no attempt"
+    for attempt in range(judge.attempts):
+        if attempt:
+            await asyncio.sleep(judge.pause * 2 ** (attempt - 1))
+        try:
+            completion = await asyncio.wait_for(judge.client.chat.completions.create(
+                model=judge.model, messages=messages, temperature=0, max_tokens=1024), judge.timeout)
+            reply = completion.choices[0].message.content or ""
+            if (verdict := read_milestones(reply, count)) is not None:
+                return verdict, reply
+            problem = f"a reply without {count} verdicts: {reply[-200:]!r}"
+        # What is no chat completion at all surfaces in the client as one of the last four.
+        except (openai.OpenAIError, TimeoutError, ValueError, AttributeError, TypeError, IndexError) as error:
+            problem = f"{type(error).__name__}: {str(error)[:200]}"
+    raise EnvironmentFailure("judge", f"{judge.model}: {problem}")
+
+
+def read_milestones(reply: str, count: int) -> list[bool] | None:
+    """The verdicts on the last `count` lines of a reply; None unless they are exactly one a subtask, in order.
+
+    >>> read_milestones("The list was shown.\\nSUBTASK 1: done\\nSUBTASK 2: not done", 2)
+    [True, False]
+    """
+    lines = reply.strip().splitlines()[-count:]
+    found = [re.fullmatch(rf"SUBTASK {n}: (done|not done)", line.strip(" *`.")) for n, line in enumerate(lines, 1)]
+    return [m[1] == "done" for m in found] if len(found) == count and all(found) else None
