@@ -16,18 +16,6 @@ from .episodes import Episode
 from .failures import EnvironmentFailure
 from .prompts import MILESTONES_SYSTEM
 from .rewards import Judge
-from .tasks import Task
-
-
-async def completed(judge: Judge | None, task: Task, subtasks: list[str], e: Episode) -> list[bool] | None:
-    """For each subtask whether the episode completed it. None where the judge gives no readable verdict in its
-    attempts: no verdict is no sample, never a "not done"."""
-    if judge is None:
-        return None
-    try:
-        return (await judged(judge, request(task.intent, subtasks, e), len(subtasks)))[0]
-    except EnvironmentFailure:
-        return None
 
 
 def request(task: str, subtasks: list[str], e: Episode) -> list[dict]:

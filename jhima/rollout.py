@@ -20,7 +20,7 @@ from .browser import Observation, Session
 from .chromium import Browsers
 from .episodes import Episode, Group, Plan, Step, load_episode, load_plans, save_episode, save_plans
 from .failures import EnvironmentFailure
-from .milestones import completed
+from .milestones import judged, request
 from .login import Guard, log_in
 from .prompts import Prompts, read_plan
 from .replicas import Replicas
@@ -223,6 +223,16 @@ async def first_observation(env: Environment, task: Task) -> tuple[bytes, list[s
                 raise failure from None
 
 
+async def with_milestones(env: Environment, task: Task, plan: Plan, e: Episode) -> Episode:
+    """The episode with the judge's word on each subtask; without one, and the failure counted, where it has none."""
+    try:
+        completed, _ = await judged(env.judge, request(task.intent, plan.subtasks, e), len(plan.subtasks))
+        return replace(e, milestones=completed)
+    except EnvironmentFailure as failure:
+        env.count(failure)
+        return replace(e, failures=[*e.failures, failure.kind])
+
+
 async def rollout(env: Environment, agents: Agents, task: Task, K: int, M: int, T: int, how: Sampling, folder: Path,
                   finished: Callable[[Episode], None] = lambda e: None) -> Group | None:
     """One task's group: K plans, then K x M episodes at once, each saved as it ends.
@@ -249,7 +259,7 @@ async def rollout(env: Environment, agents: Agents, task: Task, K: int, M: int, 
             plan = plans[i] if agents.decomposer else None
             done = await episode(env, task, i, j, lambda attempt: actor_policy(agents, task, plan, how, i, j, attempt), T)
             if how.milestones and done.reward is not None:
-                done = replace(done, milestones=await completed(env.judge, task, plan.subtasks, done))
+                done = await with_milestones(env, task, plan, done)
             save_episode(folder, done)
         finished(done)
         return done

@@ -21,6 +21,7 @@ from typing import Iterator, Sequence
 from flask import Flask, Response, jsonify, request
 from werkzeug.serving import make_server
 
+from ..prompts import Prompts
 from .app import QuietHandler
 from .generate import solutions
 from .intents import Move, Solution, Subtask, operation
@@ -96,6 +97,8 @@ def answer(prompt: str, images: Sequence[str] = ()) -> str:
     solution = solutions().get(task[1].strip()) if task else None
     if solution is None:
         return "I do not know this task."
+    if prompt.rstrip().endswith("screenshot:"):         # a decomposer's prompt (train_rl.py --decomposer URL#MODEL)
+        return Prompts().plan_text(solution.plan)
     return annotate(solution, re.findall(r"^Step \d+: (.*)$", prompt, re.MULTILINE))
 
 
