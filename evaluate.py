@@ -24,9 +24,9 @@ from jhima import analysis
 from jhima.policy import check_checkpoint, default_dtype, load_policy
 from jhima.records import read_groups, write_planned
 from jhima.rollout import Agents, Environment, Sampling, rollout, seed_of
-from jhima.runs import environment, same_run
+from jhima.runs import add_site_arguments, check_environment, environment, same_run
 from jhima.sampler import LocalSampler
-from jhima.tasks import Task, load_tasks
+from jhima.tasks import NAMES, Task, load_tasks
 
 
 def parse_args() -> argparse.Namespace:
@@ -36,7 +36,7 @@ def parse_args() -> argparse.Namespace:
     add("--actor", default="checkpoints/actor", help="checkpoint (default: %(default)s)")
     add("--adapters", type=Path, help="run directory of train_rl.py whose adapters to add (default: none)")
     add("--no-plan", action="store_true", help="an actor alone, without subtasks")
-    add("--tasks", default="pocket-eval", help="a WebArena task file, or: pocket, pocket-eval (default: %(default)s)")
+    add("--tasks", default="pocket-eval", help=f"a WebArena task file, or: {', '.join(NAMES)} (default: %(default)s)")
     add("--limit", type=int, help="only the first N tasks")
     add("--out", type=Path, help="run directory (default: runs/eval), or where --compare writes its table (default: nowhere)")
     add("--runs", type=int, default=4, help="independent runs (default: %(default)s)")
@@ -49,6 +49,7 @@ def parse_args() -> argparse.Namespace:
     add("--full", action="store_true", help="the pocket arena at 1280x720 with longer, shuffled lists")
     add("--judge-url", help="OpenAI-compatible endpoint for fuzzy_match (default: OpenAI's; pocket: its own)")
     add("--judge-model", default="gpt-5.2-codex", help="(default: %(default)s)")
+    add_site_arguments(add)
     add("--prompt", type=Path, help="JSON file of prompts over the checkpoints' own")
     add("--seed", type=int, default=0, help="(default: %(default)s)")
     add("--compare", nargs="+", type=Path, metavar="RUN", help="compare finished runs with the first, and play nothing")
@@ -71,7 +72,8 @@ def main() -> None:
         tasks = load_tasks(args.tasks)[:args.limit]
         if args.runs < 1 or not tasks:
             raise ValueError(f"expected at least one run of one task, got --runs {args.runs} and {len(tasks)} tasks")
-        same_run(args, "evaluate.py", free={"concurrency", "browsers", "runs", "judge_url", "compare"})
+        check_environment(args, tasks)
+        same_run(args, "evaluate.py", free={"concurrency", "browsers", "sites", "runs", "judge_url", "compare"})
         write_planned(args.out, args.runs, tasks)
     except ValueError as error:
         sys.exit(f"evaluate.py: {error}")

@@ -1,30 +1,25 @@
-"""Where episodes happen: an arena leases each rollout a world of its own, and `log_in` opens its doors.
+"""Where episodes happen: an arena leases each rollout a world.
 
-An arena is an async context manager with `lease()`; the rest of the code knows nothing else about it, nor which
-one it has.
+An arena is an async context manager with `lease(task)`; the rest of the code knows nothing else about it, nor which
+one it has: the pocket sites below, or WebArena's (replicas.py).
 """
 from __future__ import annotations
 
 import asyncio
 import json
 import sys
-import time
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
-from http.client import HTTPException
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import AsyncIterator, Callable
-from urllib.request import ProxyHandler, Request, build_opener
+from typing import AsyncIterator
+from urllib.request import Request
 
-from playwright.async_api import Locator, Page
-
-from .browser import Session
 from .failures import EnvironmentFailure
-from .helpers import within
+from .helpers import fetch
 from .pocket.world import ACCOUNTS
+from .tasks import Task
 
 ROOT = Path(__file__).resolve().parent.parent
-_OPENER = build_opener(ProxyHandler({}))        # the sites are on this machine, whatever proxy the environment names
 
 
 @dataclass(frozen=True)
@@ -33,11 +28,14 @@ class Lease:
 
     urls: site -> base URL (the admin site's ends in /admin). headers: sent with every request of the browser and of
     the evaluators' REST helpers. accounts: site -> (user, password). viewport: (width, height) in CSS pixels.
+    by_header: sites whose headers are their login. changed: sites that the rollout may have changed so far.
     """
     urls: dict[str, str]
-    headers: dict[str, str]
-    accounts: dict[str, tuple[str, str]]
+    headers: dict[str, str] = field(repr=False)
+    accounts: dict[str, tuple[str, str]] = field(repr=False)
     viewport: tuple[int, int]
+    by_header: frozenset[str] = frozenset()
+    changed: set[str] = field(default_factory=set)
 
 
 class PocketArena:
@@ -62,8 +60,8 @@ class PocketArena:
         await self._stop()
 
     @asynccontextmanager
-    async def lease(self) -> AsyncIterator[Lease]:
-        """A fresh world, dropped on every way out. Raises EnvironmentFailure("site") where there is none to have."""
+    async def lease(self, _task: Task | None = None) -> AsyncIterator[Lease]:
+        """A fresh world, dropped on every way out, whatever the task. Raises EnvironmentFailure("site") where there is none to have."""
         async with self._lock:
             if self._server.returncode is not None:
                 await self._start()             # a dead server's worlds are gone; their episodes fail and are retried
@@ -100,59 +98,11 @@ class PocketArena:
             await self._server.wait()
 
     async def _ask(self, method: str, url: str, body: dict | None = None) -> dict:
-        def send() -> bytes:
-            request = Request(url, json.dumps(body or {}).encode(), {"Content-Type": "application/json"}, method=method)
-            with _OPENER.open(request, timeout=self.deadline) as reply:
-                return reply.read()
+        request = Request(url, json.dumps(body or {}).encode(), {"Content-Type": "application/json"}, method=method)
+        status, reply = await fetch(request, self.deadline)
         try:
-            return json.loads(await asyncio.to_thread(send) or b"{}")
-        except (OSError, HTTPException, ValueError) as error:       # HTTPError and time-outs are OSErrors
-            raise EnvironmentFailure("site", f"{method} {url}: {error}") from None
-
-
-@dataclass(frozen=True)
-class LoginForm:
-    """Where a site's login form is, and how to find its user field, password field and button on the page."""
-    path: str
-    find: Callable[[Page], tuple[Locator, Locator, Locator]]
-
-
-# Names as on WebArena's sites; the pocket sites have the same. The map knows no users.
-LOGIN_FORMS = {
-    "shopping": LoginForm("/customer/account/login/", lambda page: (
-        page.get_by_label("Email", exact=True), page.get_by_label("Password", exact=True),
-        page.get_by_role("button", name="Sign In"))),
-    "shopping_admin": LoginForm("", lambda page: (
-        page.get_by_placeholder("user name"), page.get_by_placeholder("password"),
-        page.get_by_role("button", name="Sign in"))),
-    "reddit": LoginForm("/login", lambda page: (
-        page.get_by_label("Username"), page.get_by_label("Password"), page.get_by_role("button", name="Log in"))),
-    "gitlab": LoginForm("/users/sign_in", lambda page: (
-        page.get_by_test_id("username-field"), page.get_by_test_id("password-field"),
-        page.get_by_test_id("sign-in-button"))),
-}
-
-
-async def log_in(session: Session, lease: Lease, site: str) -> None:
-    """Fills in and submits the site's login form in the browser, and makes sure that it let the account in.
-
-    Raises EnvironmentFailure("login") where it did not: an episode that begins on a login page tells nothing.
-    """
-    form, (user, password) = LOGIN_FORMS[site], lease.accounts[site]
-    await session.goto(lease.urls[site] + form.path)
-    user_field, password_field, button = form.find(session.page)
-
-    async def submit() -> None:
-        await user_field.fill(user)
-        await password_field.fill(password)
-        await button.click()
-
-    await within(session.navigation, submit(), f"the login form of {site}")
-    give_up = time.monotonic() + session.operation
-    while True:
-        status = await session.settle()
-        left = not await within(session.operation, password_field.count(), f"checking the login to {site}")
-        if left and status < 400:
-            return
-        if status >= 400 or time.monotonic() > give_up:     # a form that a script checks first goes a little later
-            raise EnvironmentFailure("login", f"{site} shows HTTP {status} at {session.page.url[:200]} to {user}")
+            if status < 400:
+                return json.loads(reply or b"{}")
+        except ValueError:
+            pass
+        raise EnvironmentFailure("site", f"{method} {url}: HTTP {status}, {reply[:80]!r}")

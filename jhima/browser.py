@@ -90,7 +90,7 @@ def host_of(url: str) -> str:
     return f"{'127.0.0.1' if parts.hostname == 'localhost' else parts.hostname}:{port}"
 
 
-def _is_main(request: Request) -> bool:
+def is_main(request: Request) -> bool:
     """Does this request load a tab's page, rather than a part of one?"""
     if not request.is_navigation_request():
         return False
@@ -138,11 +138,17 @@ class Session:
         """A page beside the agent's tabs, for scoring: same cookies, never the current page."""
         return await self._do(self.context.new_page(), "opening a page")
 
-    async def goto(self, url: str) -> None:
-        """Opens an episode's page; what the tab showed before is forgotten, so the agent cannot go back to it."""
-        await self._load(self.page.goto(url, wait_until="commit"), f"opening {url}")
-        await self.settle()
-        await self._command("Page.resetNavigationHistory")
+    async def goto(self, url: str, *behind: str) -> None:
+        """Opens an episode's page; what the tab showed before is forgotten, so the agent cannot go back to it.
+
+        A task that begins with several pages has the others behind the first: `back` leads to them, for agents have no
+        action that changes tabs.
+        """
+        for number, place in enumerate((*reversed(behind), url)):
+            await self._load(self.page.goto(place, wait_until="commit"), f"opening {place}")
+            await self.settle()
+            if number == 0:
+                await self._command("Page.resetNavigationHistory")
 
     async def observe(self) -> Observation:
         await self.settle(acted=False)
@@ -161,7 +167,7 @@ class Session:
             status = await self._look(acted, max(0.0, began + self.cap - clock()))
             if page is self.page and events == self._events and not self._pending:
                 break
-            loading = next((r for r in self._pending if _is_main(r)), None)
+            loading = next((r for r in self._pending if is_main(r)), None)
             left = began + (self.navigation if loading else self.cap) - clock()
             if left <= 0 and loading:
                 raise EnvironmentFailure("deadline", f"{loading.url[:200]}: not loaded in {self.navigation:g} s")
@@ -358,7 +364,7 @@ class Session:
                 self._idle.set()
 
     def _failed(self, request: Request) -> None:
-        if _is_main(request) and (host := host_of(request.url)) not in self._origins:
+        if is_main(request) and (host := host_of(request.url)) not in self._origins:
             self._note(f"not on the task's sites: {host or request.url[:80]}")
         self._ended(request)
 

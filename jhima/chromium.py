@@ -23,10 +23,13 @@ from .helpers import within
 if TYPE_CHECKING:
     from .arena import Lease
 
+# Ports that Chromium takes for other protocols' and refuses; WebArena-Lite-v2's own sites stand on 6666 to 6671.
+UNSAFE = "1719,1720,1723,2049,3659,4045,4190,5060,5061,6000,6566,6665,6666,6667,6668,6669,6679,6697,10080"
 # The last three make pixels the same on every machine and every run.
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
          "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",       # WebRTC would go past the proxy
+         f"--explicitly-allowed-ports={UNSAFE}",     # the context reaches its lease's hosts only
          "--disable-auto-reload",                    # of an error page, while we leave it
          "--disable-smooth-scrolling", "--font-render-hinting=none", "--disable-lcd-text"]
 START = 30.0                                    # seconds for a driver or a browser process to start

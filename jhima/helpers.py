@@ -1,42 +1,38 @@
-"""What the evaluators stand on: comparing texts and URLs, and the functions that task files name as `func:...`.
+"""The functions that task files name as `func:...`, and the bounded requests and waits that scoring stands on.
 
-The functions are parsed and looked up in a table; nothing is evaluated as Python. Names and meanings are
-WebArena-Lite-v2's (its spelling too), with two differences: there the names cannot be reached by the evaluator, so
-the 13 tasks that use them never score; and a site that fails here is an EnvironmentFailure, where upstream makes it
-an empty string and so a reward of 0.
+A call is parsed and looked up in a table; nothing is evaluated as Python. Names and meanings are those of WebArena and
+WebArena-Lite-v2 (their spelling too), with two differences: in the latter the evaluator cannot reach the names, so the
+13 tasks that use them never score; and a site that fails here is an EnvironmentFailure, where upstream makes it an
+empty string and so a reward of 0.
 """
 from __future__ import annotations
 
 import ast
 import asyncio
-import html
 import inspect
 import json
-import posixpath
 import re
 import time
-import unicodedata
 from collections.abc import Awaitable
-from decimal import Decimal
+from http.client import HTTPException
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.error import HTTPError
-from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 from urllib.request import ProxyHandler, Request, build_opener
 
 from playwright.async_api import Error as PlaywrightError
 from playwright.async_api import Page
 from playwright.async_api import TimeoutError as PlaywrightTimeout
 
+from .compare import OR
 from .failures import EnvironmentFailure
 
 if TYPE_CHECKING:
     from .arena import Lease
 
 T = TypeVar("T")
-OR = " |OR| "                                # between alternatives, in URLs and in contents
 MAX_REPLY = 4_000_000                        # bytes of one REST reply; an order or a product's reviews are a few kB
 _OPENER = build_opener(ProxyHandler({}))     # the sites are reached as the browser reaches them, past any proxy
-_INEQUALITY = re.compile(r"(<=|>=|==|<|>) *(-?\d+(?:\.\d+)?)")
 
 
 async def within(seconds: float, work: Awaitable[T], doing: str) -> T:
@@ -50,113 +46,35 @@ async def within(seconds: float, work: Awaitable[T], doing: str) -> T:
         raise EnvironmentFailure(kind, f"{doing}: {error.message.splitlines()[0][:200]}") from None
 
 
-# ---- comparing texts and URLs ----
+async def fetch(request: Request, seconds: float) -> tuple[int, bytes]:
+    """The HTTP status and body that a site answers, bounded in size and time.
 
-def clean(text: str) -> str:
-    """Strip, unquote one pair, lower-case, collapse whitespace: what no person would call a difference.
-
-    Composed and decomposed accents are made the same too.
-
-    >>> clean(' "The\\n Red  Mug" ')
-    'the red mug'
+    Raises EnvironmentFailure where it does not answer.
     """
-    text = " ".join(unicodedata.normalize("NFC", text).split())
-    if len(text) > 2 and text[0] == text[-1] and text[0] in "'\"":
-        text = text[1:-1].strip()
-    return text.lower()
+    url = request.full_url
+    try:
+        return await asyncio.wait_for(asyncio.to_thread(_read, request, seconds), seconds + 1)
+    except TimeoutError:
+        raise EnvironmentFailure("deadline", f"{url}: no reply in {seconds:g} s") from None
+    except (OSError, HTTPException, ValueError) as error:                # URLError is an OSError
+        raise EnvironmentFailure("site", f"{url}: {error}") from None
 
 
-# A number with its thousands, that is no part of a word, a version or a longer number. `(?>...)` never gives back
-# digits: "12,345kg" holds no 12.
-_NUMBER = re.compile(r"(?<!\w)(?<!\d\.)-?(?>\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?!\w)(?!\.\d)")
-
-
-def same_answer(text: str, reference: str) -> bool:
-    """exact_match on an answer: one final full stop is punctuation, not content."""
-    return clean(text).removesuffix(".") == clean(reference).removesuffix(".")
-
-
-def same_text(text: str, reference: str) -> bool:
-    """exact_match on a page, HTML-unescaped on both sides."""
-    return clean(html.unescape(text)) == clean(html.unescape(reference))
-
-
-def has_words(text: str, item: str) -> bool:
-    """must_include on an answer: `item` occurs as whole words. A bare number is compared by value.
-
-    >>> has_words("it costs $12.50.", "$12.50"), has_words("11 or 1.5", "1"), has_words("$1,000.00", "1000")
-    (True, False, True)
-    """
-    text, item = clean(text), clean(item)
-    if _NUMBER.fullmatch(item):
-        return any(_value(number) == _value(item) for number in _NUMBER.findall(text))
-    left = r"(?<!\w)(?<!\d\.)" if re.match(r"\w", item) else ""
-    right = r"(?!\w)(?!\.\d)" if re.search(r"\w$", item) else ""
-    return bool(re.search(left + re.escape(item) + right, text))
-
-
-def has_text(text: str, item: str) -> bool:
-    """must_include on a page: a substring, as upstream. Pages glue words together and references quote attributes.
-
-    Both sides are HTML-unescaped, with whitespace collapsed.
-    """
-    return clean(html.unescape(item)) in clean(html.unescape(text))
-
-
-def satisfies(text: str, inequality: str) -> bool:
-    """required_values: the whole text is a number (a $ and thousands allowed) and fulfils e.g. ">= 12.5".
-
-    Raises ValueError for what is no inequality.
-    """
-    rule = _INEQUALITY.fullmatch(inequality.strip())
-    if rule is None:
-        raise ValueError(f"expected an inequality such as '>= 12.5', got {inequality[:80]!r}")
-    number = clean(text).removeprefix("$")
-    if not _NUMBER.fullmatch(number):
-        return False
-    value, bound = _value(number), Decimal(rule[2])
-    return {"<": value < bound, "<=": value <= bound, "==": value == bound,
-            ">=": value >= bound, ">": value > bound}[rule[1]]
-
-
-def _value(number: str) -> Decimal:
-    return Decimal(number.replace(",", ""))
-
-
-def url_match(url: str, references: str, rule: str) -> bool:
-    """Whether the agent's `url` is one of `references`.
-
-    EXACT: same host, path and query. GOLD in PRED: same host, the reference's path or one below it, and every query
-    value of the reference (others may be there too; a key that the reference leaves blank may be absent).
-    In both: localhost is 127.0.0.1, a trailing slash and percent-encoding do not count, nor do the order of a query,
-    the scheme (a replica may redirect to https) and the fragment (a place in the page, such as the map's position).
-
-    >>> url_match("http://localhost/issues/8?b=2&a=1#top", "http://127.0.0.1/issues/8/?a=1&b=2", "EXACT")
-    True
-    >>> url_match("http://h/issues/80", "http://h/issues/8", "GOLD in PRED")
-    False
-    """
-    host, path, query = _address(url)
-    for reference in references.split(OR):
-        gold_host, gold_path, gold_query = _address(reference)
-        if rule == "EXACT":
-            matches = path == gold_path and query == gold_query
-        else:
-            below = path == gold_path or path.startswith(gold_path.rstrip("/") + "/")
-            matches = below and all(set(values) <= set(query.get(key, [""])) for key, values in gold_query.items())
-        if matches and host == gold_host:
-            return True
-    return False
-
-
-def _address(url: str) -> tuple[str, str, dict[str, list[str]]]:
-    """Host with port, path without dot segments and trailing slash, and the query's values by key, sorted."""
-    parts = urlsplit(url.strip())
-    name = "127.0.0.1" if parts.hostname == "localhost" else parts.hostname
-    port = parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0)
-    path = "/" + posixpath.normpath(unquote(parts.path) or "/").lstrip("/")
-    query = parse_qs(parts.query, keep_blank_values=True)
-    return f"{name}:{port}", path, {key: sorted(values) for key, values in query.items()}
+def _read(request: Request, seconds: float) -> tuple[int, bytes]:
+    """A site that dribbles must not hold a thread for ever."""
+    end, body = time.monotonic() + seconds, b""
+    try:
+        reply = _OPENER.open(request, timeout=seconds)
+    except HTTPError as error:
+        reply = error                                                   # a reply too: its status says what it means
+    with reply:
+        while chunk := reply.read1(65536):
+            body += chunk
+            if len(body) > MAX_REPLY:
+                raise ValueError(f"a reply of more than {MAX_REPLY} bytes")
+            if time.monotonic() > end:
+                raise TimeoutError
+        return reply.status, body
 
 
 # ---- func:... ----
@@ -178,7 +96,7 @@ def parse_call(text: str) -> tuple[str, tuple[str, ...]]:
         raise ValueError("expected one function call after func:")
     name = call.func.id
     if name not in HELPERS:
-        raise ValueError(f"expected one of {', '.join(HELPERS)}, got {name[:80]!r}")
+        raise ValueError(f"expected a function of jhima/helpers.py, got {name[:80]!r}")
     takes = list(inspect.signature(HELPERS[name]).parameters)[2:]          # after lease and seconds
     if len(call.args) != len(takes) or not all(
             isinstance(given, ast.Name) and given.id == "__page__" if parameter == "page" else
@@ -192,13 +110,13 @@ def parse_call(text: str) -> tuple[str, tuple[str, ...]]:
 async def call_helper(text: str, lease: Lease, page: Page, last_url: str, seconds: float) -> str:
     """Runs `func:...`. `page` stands for __page__; `last_url`, where the agent ended, for '__last_url__'.
 
-    Returns "" where the site has no such thing; raises EnvironmentFailure where it cannot tell.
+    Returns "" where the site or page has no such thing; raises EnvironmentFailure where it cannot tell.
     """
     name, arguments = parse_call(text)
     values: dict[str, Any] = {"__page__": page, "__last_url__": last_url}
     try:
         found = await HELPERS[name](lease, seconds, *(values.get(argument, argument) for argument in arguments))
-        return str(found or "")
+        return "" if found is None else str(found)
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise EnvironmentFailure("site", f"{name}: a reply of another shape than Magento's: {error!r}") from None
 
@@ -260,31 +178,88 @@ async def _shop(lease: Lease, seconds: float, path: str) -> Any:
 
 
 async def _rest(url: str, headers: dict[str, str], seconds: float, body: bytes | None = None) -> Any:
+    """The JSON at `url`; None for 404."""
     request = Request(url, body, {**headers, "Content-Type": "application/json", "Accept": "application/json"})
+    status, reply = await fetch(request, seconds)
+    if status == 404:
+        return None
+    if status >= 400:
+        raise EnvironmentFailure("login" if status in (401, 403) else "site", f"{url}: HTTP {status}")
     try:
-        reply = await asyncio.wait_for(asyncio.to_thread(_read, request, seconds), seconds)
         return json.loads(reply)
-    except HTTPError as error:
-        if error.code == 404:
-            return None
-        raise EnvironmentFailure("login" if error.code in (401, 403) else "site", f"{url}: {error}") from None
-    except TimeoutError:
-        raise EnvironmentFailure("deadline", f"{url}: no reply in {seconds:g} s") from None
-    except (OSError, ValueError, RecursionError) as error:               # URLError is an OSError
+    except (ValueError, RecursionError) as error:
         raise EnvironmentFailure("site", f"{url}: {error}") from None
 
 
-def _read(request: Request, seconds: float) -> bytes:
-    """The reply's body, bounded in size and time: a site that dribbles must not hold a thread for ever."""
-    end, body = time.monotonic() + seconds, b""
-    with _OPENER.open(request, timeout=seconds) as reply:
-        while chunk := reply.read1(65536):
-            body += chunk
-            if len(body) > MAX_REPLY:
-                raise ValueError(f"a reply of more than {MAX_REPLY} bytes")
-            if time.monotonic() > end:
-                raise TimeoutError
-    return body
+# ---- shopping: an order's or a product's page ----
+
+_ORDERED = """() => [...document.querySelectorAll('#my-orders-table tbody')].map(row => {
+    const cell = name => row.querySelector('td.' + name);
+    const labels = [...(cell('name')?.querySelectorAll('dt') ?? [])];
+    return {
+        name: (cell('name')?.querySelector('.product-item-name') ?? cell('name'))?.innerText.trim() ?? '',
+        sku: cell('sku')?.innerText.trim() ?? '',
+        quantity: cell('qty')?.innerText.match(/\\d+/)?.[0] ?? '0',
+        options: Object.fromEntries(labels.map(dt => [dt.innerText.trim(), dt.nextElementSibling?.innerText.trim() ?? ''])),
+    };
+})"""
+
+
+async def _ordered(page: Page, seconds: float) -> list[dict]:
+    return await within(seconds, page.evaluate(_ORDERED), "reading an order")
+
+
+async def shopping_get_order_product_name_list(_lease: Lease, seconds: float, page: Page) -> str:
+    return OR.join(item["name"] for item in await _ordered(page, seconds))
+
+
+async def shopping_get_order_product_quantity(_lease: Lease, seconds: float, page: Page, sku: str) -> str:
+    """How many were ordered of the first product that is one of `sku`; "0" where none was."""
+    return next((item["quantity"] for item in await _ordered(page, seconds) if item["sku"] in sku.split(OR)), "0")
+
+
+async def shopping_get_order_product_option(_lease: Lease, seconds: float, page: Page, sku: str, option: str) -> str:
+    return next((item["options"].get(option, "") for item in await _ordered(page, seconds) if item["sku"] == sku), "")
+
+
+async def shopping_get_product_attributes(_lease: Lease, seconds: float, page: Page, attribute: str) -> str:
+    """The values of the details whose label holds one of `attribute`, joined with commas."""
+    return await within(seconds, page.evaluate("""names =>
+        [...document.querySelectorAll('#productDetails_detailBullets_sections1 tr')]
+            .filter(row => names.some(name => row.cells[0].innerText.toLowerCase().includes(name)))
+            .map(row => row.cells[1]?.innerText ?? '').join(', ')""", attribute.lower().split(OR.lower())),
+        "reading a product's details")
+
+
+async def shopping_get_product_price(_lease: Lease, seconds: float, page: Page) -> str:
+    """Without currency and thousands; "0" where no price is shown."""
+    text = await _text(page, ".product-info-price .price-box .price", seconds)
+    return (re.findall(r"\d+(?:\.\d+)?", text.replace(",", "")) or ["0"])[0]
+
+
+async def shopping_get_num_reviews(_lease: Lease, seconds: float, page: Page) -> str:
+    return (re.findall(r"\d+", await _text(page, "#tab-label-reviews-title", seconds)) or ["0"])[0]
+
+
+async def shopping_get_rating_as_percentage(_lease: Lease, seconds: float, page: Page) -> str:
+    title = await within(seconds, page.evaluate("() => document.querySelector('.rating-result')?.title ?? ''"),
+                         "reading a rating")
+    return (re.findall(r"\d+", title) or ["0"])[0]
+
+
+async def get_query_text(_lease: Lease, seconds: float, page: Page, selector: str) -> str:
+    return await _text(page, selector, seconds)
+
+
+async def get_query_text_lowercase(_lease: Lease, seconds: float, page: Page, selector: str) -> str:
+    return (await _text(page, selector, seconds)).lower()
+
+
+async def _text(page: Page, selector: str, seconds: float) -> str:
+    """What the first element that `selector` finds says; "" where it finds none, or is no selector."""
+    return await within(seconds, page.evaluate("""selector => {
+        try { return document.querySelector(selector)?.textContent ?? ''; } catch { return ''; }
+    }""", selector), "reading a part of the page")
 
 
 # ---- reddit and gitlab ----
@@ -293,6 +268,27 @@ async def reddit_get_post_url(lease: Lease, seconds: float, url: str) -> str:
     """The post that `url` lies in (/f/FORUM/ID/...), whatever follows the id; any other URL as it is."""
     post = re.match(r"https?://[^/]+/f/[^/?#]+/\d+(?=[/?#]|$)", url)
     return f"{post[0]}/" if post else url
+
+
+# A post's page nests its comments; the newest of one user, and who wrote what it answers (the post's author at the top).
+_NEWEST_COMMENT = """name => {
+    const author = node => node?.querySelector('.fg-inherit')?.innerText.trim() ?? '';
+    const time = node => Date.parse(node.querySelector('time')?.dateTime ?? '') || 0;
+    const own = [...document.querySelectorAll('.comment')].filter(node => author(node) === name);
+    if (!own.length) return {content: '', parent: ''};
+    const newest = own.reduce((a, b) => time(b) > time(a) ? b : a);
+    return {content: newest.querySelector('.comment__content')?.innerText.trim() ?? '',
+            parent: author(newest.parentElement.closest('.comment') ?? document.querySelector('#main'))};
+}"""
+
+
+async def reddit_get_latest_comment_content_by_username(_lease: Lease, seconds: float, page: Page, username: str) -> str:
+    return (await within(seconds, page.evaluate(_NEWEST_COMMENT, username), "reading comments"))["content"]
+
+
+async def reddit_get_parent_comment_username_of_latest_comment_by_username(
+        _lease: Lease, seconds: float, page: Page, username: str) -> str:
+    return (await within(seconds, page.evaluate(_NEWEST_COMMENT, username), "reading comments"))["parent"]
 
 
 async def gitlab_get_project_memeber_role(lease: Lease, seconds: float, page: Page, account_name: str) -> str:
@@ -311,4 +307,8 @@ async def gitlab_get_project_memeber_role(lease: Lease, seconds: float, page: Pa
 HELPERS = {helper.__name__: helper for helper in (
     shopping_get_latest_order_url, shopping_get_sku_latest_review_author, shopping_get_sku_latest_review_rating,
     shopping_get_sku_latest_review_text, shopping_get_sku_latest_review_title, shopping_get_sku_product_page_url,
-    reddit_get_post_url, gitlab_get_project_memeber_role)}
+    shopping_get_order_product_name_list, shopping_get_order_product_quantity, shopping_get_order_product_option,
+    shopping_get_product_attributes, shopping_get_product_price, shopping_get_num_reviews,
+    shopping_get_rating_as_percentage, get_query_text, get_query_text_lowercase,
+    reddit_get_post_url, reddit_get_latest_comment_content_by_username,
+    reddit_get_parent_comment_username_of_latest_comment_by_username, gitlab_get_project_memeber_role)}

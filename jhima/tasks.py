@@ -1,15 +1,19 @@
-"""What to do: WebArena-Lite-v2 task files, checked field by field before any browser starts.
+"""What to do: task files of WebArena and WebArena-Lite-v2, checked field by field before any browser starts.
 
     python -m jhima.tasks FILE_OR_NAME     a table of sites and evaluators; exit code 1 if a task cannot be scored
 
-A task file is a JSON list (or JSON lines) of WebArena's task objects. The names `pocket` and `pocket-eval` stand for
-the pocket arena's own training and evaluation tasks. URLs stay as the file has them, with their placeholders; an
-arena's lease says what to put there (`fill`).
+A task file is a JSON list (or JSON lines) of WebArena's task objects. Four lists have names: `pocket` and
+`pocket-eval`, the pocket arena's own; `webarena-lite-v2`, the 154 evaluation tasks; `webarena-train`, the 647 of
+WebArena's 812 that are not among WebArena-Lite's 165. The last two are files of other projects, looked for in data/
+(or $JHIMA_DATA). URLs stay as the file has them, with their placeholders; an arena's lease says what to put there
+(`fill`).
 """
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
+import os
 import re
 import reprlib
 import sys
@@ -20,12 +24,33 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from .helpers import OR, parse_call, satisfies
-from .pocket import SITES
+from .compare import OR, satisfies
+from .helpers import parse_call
+from .pocket import SITES as POCKET_SITES
 
 POCKET = {"pocket": "train", "pocket-eval": "eval"}
-NOT_SHIPPED = ("webarena-lite-v2", "webarena-train")
+DATA = Path(os.environ.get("JHIMA_DATA", Path(__file__).resolve().parent.parent / "data"))
+# name -> (file in data/, how to get it)
+PUBLISHED = {
+    "webarena-train": ("webarena.raw.json", "`pip install --no-deps webarena-verified==1.2.3` brings it and is found by "
+                       "itself; or save config_files/test.raw.json of github.com/web-arena-x/webarena there"),
+    "webarena-lite-v2": ("webarena_lite_v2.raw.json", "save test.raw.json there, from evaluation/WebArenaLiteV2 of "
+                         "github.com/OpenGVLab/ScaleCUA")}
+NAMES = (*POCKET, *PUBLISHED)
 
+# The ids, in WebArena's 812, of WebArena-Lite's 165 evaluation tasks (Liu et al. 2024): what is not trained on.
+LITE = frozenset(map(int, """
+    4 7 15 20 23 27 33 37 43 44 48 56 58 65 69 71 75 77 82 88 93 95 96 97 98 103 109 115 117 118 123 125 127 131 135
+    139 144 149 155 156 157 162 167 169 173 182 190 196 202 205 211 215 220 221 225 227 235 236 240 247 250 254 258
+    259 268 270 276 283 285 287 288 296 300 311 313 318 321 324 333 335 348 349 354 357 361 367 368 369 374 376 381
+    382 383 384 386 387 392 401 404 415 419 423 426 431 440 448 454 458 464 466 470 476 485 488 491 497 505 506 509
+    514 516 521 524 528 534 538 548 566 567 574 577 582 599 601 605 612 619 626 631 641 645 652 657 668 673 678 682
+    686 693 704 710 714 720 729 733 741 745 748 760 762 768 791 798 809 811
+    """.split()))
+
+SITES = (*POCKET_SITES, "wikipedia")
+
+AND = " |AND| "                                # between the pages that a task starts on
 EVAL_TYPES = ("string_match", "url_match", "program_html")
 URL_RULES = ("EXACT", "GOLD in PRED")
 RULES = ("exact_match", "must_include", "must_exclude", "fuzzy_match", "required_values")
@@ -46,6 +71,7 @@ class Task:
     """One task, x in the paper's symbols. `intent` is all that the models are told of it.
 
     id: file name and task_id, e.g. "pocket-train-17"; fit for a file name.
+    start_url: one page, or several with AND between them; the agent begins on the first and the others lie behind it.
     eval: WebArena's own object, checked; jhima/rewards.py reads it.
     template: the name of the intent's template where the file has one.
     """
@@ -55,6 +81,16 @@ class Task:
     intent: str
     eval: dict
     template: str = ""
+
+    @property
+    def changes(self) -> bool:
+        """Whether doing the task changes a site's state, so that it needs a replica to itself.
+
+        What is checked on a page was changed there, except on sites that keep no state. Against the labels of
+        webarena-verified for the 647: 307 of the 312 that change something (the other 5 ask for what cannot be done:
+        790, 794-797), and 13 that only look. What a rollout really sends is watched too (login.Guard).
+        """
+        return "program_html" in self.eval["eval_types"] and not set(self.sites) <= {"map", "wikipedia"}
 
 
 def needs_judge(task: Task) -> bool:
@@ -104,23 +140,35 @@ def _rows(name_or_path: str | Path) -> tuple[str, str, list]:
     if name in POCKET:
         from .pocket.generate import task_list       # builds every template: only for those who ask
         return name, f"pocket-{POCKET[name]}", task_list(POCKET[name])
-    if name in NOT_SHIPPED:
-        raise ValueError(f"{name}: this list does not come with JHiMA-WebRL; give the path of its JSON file")
-    path = Path(name)
+    path = _published(name) if name in PUBLISHED else Path(name)
     try:
         if path.stat().st_size > MAX_FILE:
             raise ValueError(f"{name}: expected at most {MAX_FILE} bytes, got {path.stat().st_size}")
         content = path.read_text("utf-8")
     except FileNotFoundError:
-        raise ValueError(f"{name}: no such file; the names are {', '.join(POCKET)}") from None
+        raise ValueError(f"{name}: no such file; the names are {', '.join(NAMES)}") from None
     except OSError as error:
         raise ValueError(f"{name}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{name}: expected UTF-8, got the byte {error.object[error.start]:#x}") from None
     rows = _json_lines(content, name) if path.suffix == ".jsonl" else _json(content, name)
     _expect(isinstance(rows, list) and rows, name, "a non-empty JSON list of tasks", rows)
+    if name == "webarena-train":
+        rows = [row for row in rows if not (isinstance(row, dict) and row.get("task_id") in LITE)]
+        _expect(len(rows) == 812 - len(LITE), f"{name}: {path}", "WebArena's 812 tasks, 647 of them for training", len(rows))
     # "webarena_lite_v2.raw.json" -> "webarena-lite-v2"
-    return name, re.sub(r"[^a-z0-9]+", "-", path.name.split(".")[0].lower()).strip("-") or "task", rows
+    return name, name if name in PUBLISHED else re.sub(r"[^a-z0-9]+", "-", path.name.split(".")[0].lower()).strip("-") or "task", rows
+
+
+def _published(name: str) -> Path:
+    file, how = PUBLISHED[name]
+    path = DATA / file
+    package = importlib.util.find_spec("webarena_verified") if name == "webarena-train" else None     # never imported
+    if not path.exists() and package and package.submodule_search_locations:
+        path = Path(package.submodule_search_locations[0], "assets", "dataset", "test.raw.json")
+    if not path.exists():
+        raise ValueError(f"{name}: no {DATA / file}: {how}")
+    return path
 
 
 def _json_lines(content: str, label: str) -> list:
@@ -145,11 +193,16 @@ def parse_task(row: Any, prefix: str, where: str) -> Task:
             or isinstance(number, str) and re.fullmatch(r"[A-Za-z0-9_-]{1,64}", number),
             f"{where}: task_id", "a number from 0, or a short name of letters, digits, - and _", number)
     _list(sites, f"{where}: sites", f"a non-empty list of {', '.join(SITES)}", lambda site: site in SITES)
-    _url(row.get("start_url"), f"{where}: start_url")
+    _text(row.get("start_url"), f"{where}: start_url")
+    for url in row["start_url"].split(AND):
+        _url(url, f"{where}: start_url")
     _text(row.get("intent"), f"{where}: intent")
     _text(template, f"{where}: intent_template", empty=True)
     _check_eval(row.get("eval"), f"{where}: eval")
-    return Task(f"{prefix}-{number}", tuple(sites), row["start_url"], row["intent"], row["eval"], template)
+    # Without a note WebArena compares loosely, WebArena-Lite (whose tasks name their old id) exactly.
+    rule = "GOLD in PRED" if "intent_template_id" in row and "old_task_id" not in row else "EXACT"
+    evaluators = row["eval"] | {"url_note": row["eval"].get("url_note") or rule}
+    return Task(f"{prefix}-{number}", tuple(sites), row["start_url"], row["intent"], evaluators, template)
 
 
 def _check_eval(entry: Any, where: str) -> None:
@@ -175,7 +228,10 @@ def _check_eval(entry: Any, where: str) -> None:
 
 def _check_target(target: Any, where: str) -> None:
     keys = ("url", "locator", "required_contents")
-    _expect(isinstance(target, dict) and set(target) == set(keys), where, f"an object of {', '.join(keys)}", target)
+    _expect(isinstance(target, dict) and set(target) - {"prep_actions"} == set(keys), where,
+            f"an object of {', '.join(keys)}, and prep_actions or not", target)
+    if target.get("prep_actions"):
+        _list(target["prep_actions"], f"{where}.prep_actions", _SCRIPT, _is_script)
     url, locator = target["url"], target["locator"]
     _text(url, f"{where}.url")
     if url.startswith("func:"):
@@ -186,10 +242,16 @@ def _check_target(target: Any, where: str) -> None:
     if locator.startswith("func:"):
         _located(f"{where}.locator", parse_call, locator)
     else:
-        # The script runs inside the page, as upstream's does; what it could reach is that page.
-        _expect(not locator.strip() or locator.startswith(("document.", "[...document.")), f"{where}.locator",
-                "nothing, a script that starts with document. or [...document., or func:", locator)
+        _expect(not locator.strip() or _is_script(locator), f"{where}.locator", f"nothing, {_SCRIPT}, or func:", locator)
     _check_rules(target["required_contents"], f"{where}.required_contents", page=True)
+
+
+_SCRIPT = "a script that starts with document. or [...document."
+
+
+def _is_script(text: Any) -> bool:
+    """Such a script runs inside the page, as upstream's does; what it could reach is that page."""
+    return isinstance(text, str) and len(text) <= MAX_TEXT and text.startswith(("document.", "[...document."))
 
 
 def _check_rules(rules: Any, where: str, page: bool) -> None:
@@ -218,7 +280,7 @@ def _located(where: str, check: Callable, *arguments: str) -> None:
 
 def _url(url: Any, where: str) -> None:
     _text(url, where)
-    _expect(_URL.fullmatch(url) and " |" not in url, where, _URL_EXPECTED, url)     # no |AND|: one tab at the start
+    _expect(_URL.fullmatch(url) and " |" not in url, where, _URL_EXPECTED, url)
     _located(where, lambda text: urlsplit(text).port, url)
 
 
@@ -241,7 +303,7 @@ def _expect(holds: object, where: str, expected: str, value: object) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Counts the tasks of a file by site and evaluators.")
-    parser.add_argument("tasks", help=f"a task file, or one of {', '.join(POCKET)}")
+    parser.add_argument("tasks", help=f"a task file, or one of {', '.join(NAMES)}")
     name = parser.parse_args().tasks
     try:
         label, prefix, rows = _rows(name)
@@ -254,21 +316,23 @@ def main() -> None:
         except ValueError as error:
             problems.append(str(error))
     print(table(tasks))
-    print(f"{label}: {len(rows)} tasks, {len(tasks)} can be scored ({sum(map(needs_judge, tasks))} need the LLM judge)")
+    print(f"{label}: {len(rows)} tasks, {len(tasks)} can be scored ({sum(map(needs_judge, tasks))} need the LLM judge, "
+          f"{sum(task.changes for task in tasks)} change a site's state)")
     if problems:
         sys.exit("\n".join(problems))
 
 
 def table(tasks: list[Task]) -> str:
-    """Tasks by site (rows) and combination of evaluators (columns)."""
+    """Tasks by the sites they need (rows) and combination of evaluators (columns); how many change a site's state."""
     count = Counter(("+".join(task.sites), "+".join(task.eval["eval_types"])) for task in tasks)
     sites, kinds = sorted({site for site, _ in count}), sorted({kind for _, kind in count})
-    lines = [["site", *kinds, "all"]]
+    changing = Counter("+".join(task.sites) for task in tasks if task.changes)
+    lines = [["site", *kinds, "all", "changing"]]
     for site in sites:
         row = [count[site, kind] for kind in kinds]
-        lines.append([site, *map(str, row), str(sum(row))])
+        lines.append([site, *map(str, row), str(sum(row)), str(changing[site])])
     totals = [sum(count[site, kind] for site in sites) for kind in kinds]
-    lines.append(["all", *map(str, totals), str(sum(totals))])
+    lines.append(["all", *map(str, totals), str(sum(totals)), str(changing.total())])
     widths = [max(map(len, column)) for column in zip(*lines)]
     return "\n".join("  ".join(f"{cell:>{width}}" if i else f"{cell:<{width}}"
                                for i, (cell, width) in enumerate(zip(line, widths))) for line in lines)

@@ -15,10 +15,11 @@ import pytest
 from PIL import Image
 
 from jhima.actions import Action
-from jhima.arena import Lease, PocketArena, log_in
+from jhima.arena import Lease, PocketArena
 from jhima.browser import host_of
 from jhima.chromium import Browsers, find_chromium
 from jhima.failures import EnvironmentFailure
+from jhima.login import log_in
 
 GRID = """<style>body { margin: 0 } button { position: absolute; width: 24px; height: 24px; border: 0 }</style>
 <body><script>hits = []; for (let i = 0; i < 196; i++) {
