@@ -11,15 +11,19 @@ textbook GRPO is at the head of jhima/grpo.py. Where the paper is silent:
 3. every episode plays in a world of its own; an episode that the environment broke leaves its group's mean,
 4. samples with advantage zero are skipped while beta is 0: their gradient is exactly zero.
 Defaults are the paper's (section 4.3). Running the same command again resumes; finished episodes are not replayed.
+
+    --train actor                          the paper's ablation without decomposer RL
+    --no-plan --M 21 (or 7)                its ablations without a decomposer: multi-turn GRPO of one model
+    --train actor --decomposer http://localhost:8000/v1#MODEL       plans of an API model
+    --alternate N, --shared                neighbouring methods: roles take turns, or are one set of weights
+    --normalize-std --normalize-length     standard GRPO
 """
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import random
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -30,9 +34,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 from jhima import grpo
+from jhima.api import ApiSampler
+from jhima.checkpoints import Learner, batches_done, load_resumable, save_resumable, trained
 from jhima.engine import all_sum, backward, init_distributed, make_engine, nothing, step
 from jhima.episodes import Group, load_group
+from jhima.metrics import TokenSums, memory, rollout_metrics, tracker, write
 from jhima.policy import Policy, Sample, check_checkpoint, default_dtype, load_policy, save_policy
+from jhima.prompts import load_prompts
 from jhima.rollout import Agents, Environment, Sampling, rollout, seed_of
 from jhima.runs import add_site_arguments, check_environment, environment, same_run
 from jhima.sampler import LocalSampler
@@ -40,92 +48,144 @@ from jhima.tasks import NAMES, Task, load_tasks
 
 ROLES = ("decomposer", "actor")
 # What a run may be resumed with other values of: nothing that changes what it computes.
-FREE = {"local_rank", "sites", "concurrency", "browsers", "keep", "judge_url", "epochs", "limit_batches", "micro_batch"}
+FREE = {"local_rank", "sites", "concurrency", "browsers", "keep", "judge_url", "epochs", "limit_batches", "micro_batch", "track"}
 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
-    add("--decomposer", default="checkpoints/decomposer", help="SFT checkpoint (default: %(default)s)")
+    add = parser.add_argument_group("models and tasks").add_argument
+    add("--decomposer", default="checkpoints/decomposer", help="SFT checkpoint, or URL#MODEL (default: %(default)s)")
     add("--actor", default="checkpoints/actor", help="SFT checkpoint (default: %(default)s)")
     add("--tasks", default="pocket", help=f"a WebArena task file, or: {', '.join(NAMES)} (default: %(default)s)")
-    add("--out", type=Path, default=Path("runs/rl"), help="run directory (default: %(default)s)")
+    add("--full", action="store_true", help="the pocket arena at 1280x720 with longer, shuffled lists")
+    add("--prompt", type=Path, help="JSON file of prompts over the checkpoints' own")
+    add("--judge-url", help="OpenAI-compatible endpoint for fuzzy_match (default: OpenAI's; pocket: its own)")
+    add("--judge-model", default="gpt-5.2-codex", help="(default: %(default)s)")
+    add_site_arguments(add)
+    add = parser.add_argument_group("rollout").add_argument
     add("--K", type=int, default=3, help="plans a task (default: %(default)s)")
     add("--M", type=int, default=7, help="episodes a plan (default: %(default)s)")
     add("--T", type=int, default=15, help="steps an episode, at most (default: %(default)s)")
     add("--temperature", type=float, default=0.8, help="of both policies (default: %(default)s)")
     add("--tasks-per-batch", type=int, default=8, help="tasks in a rollout batch (default: %(default)s)")
+    add("--plan-tokens", type=int, default=512, help="token budget of a plan (default: %(default)s)")
+    add("--action-tokens", type=int, default=256, help="token budget of an action (default: %(default)s)")
+    add("--concurrency", type=int, default=32, help="browser contexts at once, a rank (default: %(default)s)")
+    add("--browsers", type=int, default=1, help="Chromium processes, a rank (default: %(default)s)")
+    add("--sampler-batch", type=int, default=32, help="replies sampled together; 1: no reply depends, even in its last "
+        "bit, on what else is asked at that time (default: %(default)s)")
+    add = parser.add_argument_group("objective").add_argument
     add("--passes", type=int, default=2, help="optimisation steps a rollout batch (default: %(default)s)")
-    add("--epochs", type=int, default=1, help="times through the tasks (default: %(default)s)")
-    add("--limit-batches", type=int, help="stop after N rollout batches")
     add("--lr", type=float, default=1e-5, help="learning rate of both roles (default: %(default)s)")
     add("--eps", type=float, default=0.2, help="clipping, epsilon_A = epsilon_D (default: %(default)s)")
+    add("--eps-high", type=float, help="clip-higher: clipping above 1 (default: --eps)")
     add("--beta", type=float, default=0.0, help="KL weight against the SFT model (default: %(default)s)")
+    add("--tis", type=float, metavar="C", help="weigh tokens by trainer's over sampler's probability, at most C (default: off)")
     add("--normalize-std", action="store_true", help="divide advantages by their group's standard deviation")
+    add("--normalize-length", action="store_true", help="divide a sequence's loss by its length, not by the token budget")
     add("--clip", type=float, default=1.0, help="gradient norm to clip at (default: %(default)s)")
     add("--lora-rank", type=int, default=32, help="(default: %(default)s)")
     add("--lora-alpha", type=int, default=64, help="(default: %(default)s)")
+    add = parser.add_argument_group("ablations, neighbouring methods and the paper's future work").add_argument
     add("--train", choices=("both", *ROLES), default="both", help="roles to update (default: %(default)s)")
-    add("--plan-tokens", type=int, default=512, help="token budget of a plan (default: %(default)s)")
-    add("--action-tokens", type=int, default=256, help="token budget of an action (default: %(default)s)")
+    add("--alternate", type=int, metavar="N", help="update one role at a time, the other after N batches (default: both at once)")
+    add("--no-plan", action="store_true", help="an actor alone, without subtasks: one group of M episodes a task, no K")
+    add("--shared", action="store_true", help="one set of weights, --actor's, plays both roles with their two prompts")
+    add("--replan", type=int, default=0, metavar="N", help="a new plan every N steps of an episode (default: never)")
+    add("--milestone", type=float, default=0.0, metavar="W", help="add W x the share of subtasks that a judge saw completed "
+        "to the actor's reward, not to the plan's score (default: %(default)s)")
+    add = parser.add_argument_group("run").add_argument
+    add("--out", type=Path, default=Path("runs/rl"), help="run directory (default: %(default)s)")
+    add("--epochs", type=int, default=1, help="times through the tasks (default: %(default)s)")
+    add("--limit-batches", type=int, help="stop after N rollout batches")
     add("--micro-batch", type=int, default=1, help="samples a backward pass (default: %(default)s)")
-    add("--concurrency", type=int, default=32, help="browser contexts at once, a rank (default: %(default)s)")
-    add("--browsers", type=int, default=1, help="Chromium processes, a rank (default: %(default)s)")
-    add("--full", action="store_true", help="the pocket arena at 1280x720 with longer, shuffled lists")
-    add("--judge-url", help="OpenAI-compatible endpoint for fuzzy_match (default: OpenAI's; pocket: its own)")
-    add("--judge-model", default="gpt-5.2-codex", help="(default: %(default)s)")
-    add_site_arguments(add)
     add("--deepspeed-config", type=Path, default=Path("ds_config.json"), help="(default: %(default)s)")
-    add("--prompt", type=Path, help="JSON file of prompts over the checkpoints' own")
     add("--keep", type=int, default=2, help="checkpoints to keep (default: %(default)s)")
+    add("--track", choices=("tensorboard", "wandb"), help="send the metrics there too (default: RUN/metrics.jsonl alone)")
     add("--seed", type=int, default=0, help="(default: %(default)s)")
-    add("--local_rank", type=int, help=argparse.SUPPRESS)
+    add("--local_rank", type=int, help=argparse.SUPPRESS)      # the deepspeed launcher gives it
     return parser.parse_args()
+
+
+def check(args: argparse.Namespace) -> None:
+    """Raises ValueError in one line for arguments that cannot be, or could not teach anything."""
+    if args.no_plan:
+        args.K, args.train = 1, "actor"                # one group of M episodes: the baseline is the task's mean
+    for name in ("K", "M", "T", "tasks_per_batch", "passes", "epochs", "micro_batch", "sampler_batch", "keep", "alternate"):
+        if getattr(args, name) is not None and getattr(args, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')}: expected at least 1, got {getattr(args, name)}")
+    for name in ("temperature", "lr", "eps", "eps_high", "tis", "clip"):
+        if getattr(args, name) is not None and not getattr(args, name) > 0:
+            raise ValueError(f"--{name.replace('_', '-')}: expected more than 0, got {getattr(args, name)}")
+    planless = [name for name in ("shared", "replan", "milestone", "alternate") if args.no_plan and getattr(args, name)]
+    for nonsense, why in (
+            (planless, f"--no-plan has no decomposer, so no --{'/'.join(planless)}"),
+            (args.alternate and args.train != "both", f"--alternate switches between both roles, so no --train {args.train}"),
+            (args.train != "actor" and args.K < 2, "--K 1: a plan learns by comparison with others; give more, or --train actor"),
+            (args.train != "decomposer" and args.M < 2, "--M 1: an episode learns by comparison with others; give more"),
+            (args.replan and args.milestone, "--milestone judges the plan that an episode began with, so no --replan"),
+            ("#" in args.decomposer and (args.train != "actor" or args.shared), "an API decomposer needs --train actor")):
+        if nonsense:
+            raise ValueError(why)
 
 
 def main() -> None:
     # ---- 1. Arguments, checked before anything is loaded ----
     args = parse_args()
     try:
-        for role in ROLES:
+        check(args)
+        for role in needed(args):
             check_checkpoint(getattr(args, role), f"deepspeed train_sft.py --role {role} (or `make demo`, which runs every stage)")
         tasks = load_tasks(args.tasks)
-        for name in ("K", "M", "T", "tasks_per_batch", "passes", "epochs", "micro_batch"):
-            if getattr(args, name) < 1:
-                raise ValueError(f"--{name.replace('_', '-')}: expected at least 1, got {getattr(args, name)}")
         check_environment(args, tasks, int(os.environ.get("WORLD_SIZE", "1")))
         same_run(args, "train_rl.py", FREE)
+        start = batches_done(args.out)
+        track = tracker(args.track if os.environ.get("RANK", "0") == "0" else None, args)
     except ValueError as error:
         sys.exit(f"train_rl.py: {error}")
     rank, world, device = init_distributed()
 
-    # ---- 2. Two policies with an adapter each, two engines (ZeRO-1: ranks may hold different numbers of samples) ----
-    policies = {role: load_policy(getattr(args, role), device, default_dtype(device), (args.lora_rank, args.lora_alpha),
-                                  prompts=args.prompt) for role in ROLES}
-    engines = {role: make_engine(policies[role], args.deepspeed_config, args.lr, stage=1, bf16=False, clip=args.clip)
-               for role in ROLES if args.train in ("both", role)}
-    start = resume(args.out, engines)
+    # ---- 2. Policies with an adapter each, and engines (ZeRO-1: ranks may hold different numbers of samples) ----
+    learners = [load_learner(args, role, device) for role in needed(args)]
+    load_resumable(args.out, learners, start)
     if rank == 0:
-        Z_A, Z_D = constants(args, args.tasks_per_batch)
-        print(f"{len(tasks)} tasks, {args.tasks_per_batch} a batch on {world} ranks; {args.K} plans x {args.M} episodes a task; "
-              f"loss constants: actor {Z_A:g}, decomposer {Z_D:g}" + (f"; resuming at batch {start}" if start else ""), flush=True)
+        Z = constants(args, args.tasks_per_batch)
+        print(f"{len(tasks)} tasks, {args.tasks_per_batch} a batch on {world} ranks; {args.K} plans x {args.M} episodes a task; loss "
+              f"constants: actor {Z['actor']:g}, decomposer {Z['decomposer']:g}" + (f"; resuming at batch {start}" if start else ""),
+              flush=True)
 
     # ---- 3. Rollout, update, checkpoint ----
-    asyncio.run(train(args, tasks, policies, engines, start, rank, world))
+    asyncio.run(train(args, tasks, learners, start, rank, world, track))
 
     # ---- 4. The adapters: PEFT and vLLM load them as they are ----
     if rank == 0:
-        for role in engines:
-            save_policy(policies[role], args.out / role)
-        print(f"{args.out}: adapters in {', '.join(f'{args.out / role}' for role in engines)}")
+        for learner in trained(learners):
+            for role in learner.roles:
+                save_policy(learner.policy, args.out / role)
+                print(f"{args.out / role}: the {role}'s adapter")
     dist.barrier()
     dist.destroy_process_group()
 
 
-async def train(args: argparse.Namespace, tasks: list[Task], policies: dict[str, Policy], engines: dict, start: int,
-                rank: int, world: int) -> None:
-    samplers = {role: LocalSampler(policies[role]) for role in ROLES}
-    agents = Agents(samplers["decomposer"], samplers["actor"], *(policies[role].prompts for role in ROLES))
+def needed(args: argparse.Namespace) -> list[str]:
+    """The arguments that name the checkpoints to load: one a set of weights."""
+    return ["actor"] if args.shared or args.no_plan or "#" in args.decomposer else list(ROLES)
+
+
+def load_learner(args: argparse.Namespace, source: str, device: torch.device) -> Learner:
+    """A checkpoint with a fresh adapter and its optimizer, or alone where no role of it is ever updated."""
+    roles = ROLES if args.shared else (source,)
+    learns = args.train == "both" or args.train in roles
+    torch.manual_seed(seed_of(args.seed, source))        # a run killed before its first checkpoint draws the same adapter
+    policy = load_policy(getattr(args, source), device, default_dtype(device),
+                         (args.lora_rank, args.lora_alpha) if learns else None, prompts=args.prompt).eval()
+    engine = make_engine(policy, args.deepspeed_config, args.lr, stage=1, bf16=False, clip=args.clip) if learns else None
+    return Learner(policy, roles, engine)
+
+
+async def train(args: argparse.Namespace, tasks: list[Task], learners: list[Learner], start: int, rank: int, world: int,
+                track) -> None:
+    agents = make_agents(args, learners)
     batches = task_batches(tasks, args)
     async with environment(args) as env:
         for number in tqdm(range(start, len(batches)), initial=start, total=len(batches), desc="rl", unit="batch",
@@ -134,36 +194,53 @@ async def train(args: argparse.Namespace, tasks: list[Task], policies: dict[str,
             began = time.monotonic()
             folder = args.out / "rollouts" / f"{number:06d}"
             how = Sampling(args.temperature, args.temperature, args.plan_tokens, args.action_tokens,
-                           seed_of(args.seed, number))
+                           seed_of(args.seed, number), args.replan, args.milestone > 0)
             env.failures.clear()
+            sampled = tokens_sampled(agents)
             await play_batch(env, agents, batches[number][rank::world], args, how, folder, rank)
             dist.barrier()
             groups = [g for t in batches[number] if (g := load_group(folder / t.id, t, args.K, args.M))]
-            rollout_seconds = time.monotonic() - began
+            seconds = {"seconds/rollout": time.monotonic() - began}
+            sampled = all_sum(tokens_sampled(agents) - sampled)[0]
 
             # 3b. Update (eqs. 5 to 11): each role from its own samples, both from the same batch.
-            began = time.monotonic()
-            shared = rollout_metrics(groups, len(batches[number]))
-            Z = dict(zip(("actor", "decomposer"), constants(args, len(batches[number]))))
-            samples = {"actor": actor_samples(groups, args.normalize_std),
-                       "decomposer": decomposer_samples(groups, args.normalize_std)}
-            per_pass = [{} for _ in range(args.passes)]
-            for role, engine in engines.items():
-                share = balanced(useful(samples[role], args.beta), world)[rank]
-                for row, metrics in zip(per_pass, update(engine, policies[role], share, Z[role], args)):
-                    row |= {f"{role}/{k}": v for k, v in metrics.items()}
-            update_seconds = time.monotonic() - began
+            Z = constants(args, len(batches[number]))
+            rows = [{} for _ in range(args.passes)]
+            for learner in trained(learners):
+                began = time.monotonic()
+                shares = {role: balanced(useful(SAMPLES[role](groups, args), args.beta), world)[rank]
+                          for role in learner.roles if role in updated(args, number)}
+                for row, metrics in zip(rows, update(learner, shares, Z, args) if shares else []):
+                    row |= metrics
+                seconds[f"seconds/update_{learner.name}"] = time.monotonic() - began
 
             # 3c. One line of metrics an optimisation step, then the checkpoint that makes the batch count.
-            failures = all_sum(*(env.failures.get(kind, 0) for kind in ("browser", "site", "login", "judge", "deadline")))
             if rank == 0:
-                log(args.out, [{"batch": number, "pass": p, **shared, "environment_failures": sum(failures),
-                                "seconds/rollout": rollout_seconds, "seconds/update": update_seconds, **row}
-                               for p, row in enumerate(per_pass)])
-            save_resumable(args.out, engines, policies, number + 1, args.keep)
+                about = rollout_metrics(groups, len(batches[number]), args.plan_tokens, args.action_tokens)
+                speed = {"tokens_per_second/rollout": sampled / seconds["seconds/rollout"]}
+                write(args.out, [{"step": number * args.passes + p, "batch": number, "pass": p, **about, **row, **seconds,
+                                  **speed, **memory()} for p, row in enumerate(rows)], track)
+            save_resumable(args.out, learners, number + 1, args.keep)
 
 
 # ---- rollout ----
+
+def make_agents(args: argparse.Namespace, learners: list[Learner]) -> Agents:
+    """The two policies as samplers with their prompts; with --shared one sampler is both."""
+    samplers, prompts = {}, {}
+    for learner in learners:
+        sampler = LocalSampler(learner.policy, args.sampler_batch)
+        for role in learner.roles:
+            samplers[role], prompts[role] = sampler, learner.policy.prompts
+    if "#" in args.decomposer and not (args.no_plan or args.shared):
+        samplers["decomposer"] = ApiSampler(*args.decomposer.rsplit("#", 1))
+        prompts["decomposer"] = load_prompts(None, args.prompt)
+    return Agents(samplers.get("decomposer"), samplers["actor"], prompts.get("decomposer", prompts["actor"]), prompts["actor"])
+
+
+def tokens_sampled(agents: Agents) -> int:
+    return sum(sampler.tokens for sampler in {agents.decomposer, agents.actor} if sampler)
+
 
 async def play_batch(env: Environment, agents: Agents, tasks: list[Task], args: argparse.Namespace, how: Sampling,
                      folder: Path, rank: int) -> None:
@@ -191,20 +268,47 @@ def task_batches(tasks: list[Task], args: argparse.Namespace) -> list[list[Task]
     return batches[:args.limit_batches]
 
 
+def updated(args: argparse.Namespace, number: int) -> tuple[str, ...]:
+    """The roles that batch `number` updates."""
+    if args.alternate:
+        return (ROLES[number // args.alternate % 2],)
+    return ROLES if args.train == "both" else (args.train,)
+
+
 # ---- samples ----
 
-def actor_samples(groups: list[Group], normalize_std: bool) -> list[Sample]:
+def actor_samples(groups: list[Group], args: argparse.Namespace) -> list[Sample]:
     """Every action of every episode, with its episode's advantage A^A_ij (eq. 5)."""
-    return [Sample(s.prompt_ids, s.screenshot, s.ids, float(A), s.logps)
-            for g in groups for row, advantages in zip(g.episodes, grpo.actor_advantages(g.rewards(), normalize_std))
-            for e, A in zip(row, advantages) for s in e.steps]
+    samples = []
+    for g in groups:
+        R = g.rewards() + (args.milestone * g.progress() if args.milestone else 0.0)            # [K, M]
+        for row, advantages in zip(g.episodes, grpo.actor_advantages(R, args.normalize_std)):
+            for e, A in zip(row, advantages):
+                weight = 1 / max(1, sum(len(s.ids) for s in e.steps)) if args.normalize_length else 1.0
+                samples += [Sample(s.prompt_ids, s.screenshot, s.ids, float(A), s.logps, weight) for s in e.steps]
+    return samples
 
 
-def decomposer_samples(groups: list[Group], normalize_std: bool) -> list[Sample]:
-    """Every plan, with its advantage A^D_i (eq. 9)."""
-    return [Sample(plan.prompt_ids, g.first, plan.ids, float(A), plan.logps)
-            for g in groups
-            for plan, A in zip(g.plans, grpo.decomposer_advantages(grpo.plan_scores(g.rewards()), normalize_std))]
+def decomposer_samples(groups: list[Group], args: argparse.Namespace) -> list[Sample]:
+    """Every plan, with its advantage A^D_i (eq. 9).
+
+    A plan made anew in episode ij (--replan) served that episode alone: it has the episode's advantage A^A_ij, and
+    weighs 1 / M, as the episode does in S_i.
+    """
+    samples = []
+    for g in groups:
+        R = g.rewards()                                                                         # [K, M]
+        made = [(plan, g.first, A, 1.0)
+                for plan, A in zip(g.plans, grpo.decomposer_advantages(grpo.plan_scores(R), args.normalize_std))]
+        made += [(s.plan, s.screenshot, A, 1 / args.M)
+                 for row, advantages in zip(g.episodes, grpo.actor_advantages(R, args.normalize_std))
+                 for e, A in zip(row, advantages) for s in e.steps if s.plan]
+        samples += [Sample(plan.prompt_ids, image, plan.ids, float(A), plan.logps,
+                           weight / len(plan.ids) if args.normalize_length else weight) for plan, image, A, weight in made]
+    return samples
+
+
+SAMPLES = {"actor": actor_samples, "decomposer": decomposer_samples}
 
 
 def useful(samples: list[Sample], beta: float) -> list[Sample]:
@@ -222,120 +326,54 @@ def balanced(samples: list[Sample], world: int) -> list[list[Sample]]:
     return shares
 
 
-def constants(args: argparse.Namespace, tasks: int) -> tuple[float, float]:
-    return grpo.loss_constants(tasks, args.K, args.M, args.T, args.action_tokens, args.plan_tokens)
+def constants(args: argparse.Namespace, tasks: int) -> dict[str, float]:
+    return dict(zip(("actor", "decomposer"), grpo.loss_constants(tasks, args.K, args.M, args.T, args.action_tokens,
+                                                                 args.plan_tokens, args.normalize_length)))
 
 
 # ---- update ----
 
-def update(engine, policy: Policy, samples: list[Sample], constant: float, args: argparse.Namespace) -> list[dict]:
-    """All optimisation passes of one role over this rank's samples; returns a dict of global metrics a pass.
+def update(learner: Learner, samples: dict[str, list[Sample]], Z: dict[str, float], args: argparse.Namespace) -> list[dict]:
+    """All optimisation passes of a set of weights over this rank's samples of the roles that it plays (eq. 11: their
+    losses add up). Returns a dict of global metrics a pass.
 
     pi_old is the policy that the rollout used. Nothing moves before the first step, so the first pass's own forward
     gives its log-probs: ratios are exactly 1 there, and no forward is spent on them.
     """
+    policy, engine = learner.policy, learner.engine
     engine.train()
-    parts = [samples[at:at + args.micro_batch] for at in range(0, len(samples), args.micro_batch)]
+    parts = [(role, mine[at:at + args.micro_batch]) for role, mine in samples.items() for at in range(0, len(mine), args.micro_batch)]
     old: list[Tensor] = []
     rows = []
     for number in range(args.passes):
-        sums = dict.fromkeys(("loss", "tokens", "clipped", "kl", "gap", "entropy"), 0.0)
-        for at, part in enumerate(parts):
+        sums = {role: TokenSums(policy.device) for role in samples}
+        for at, (role, part) in enumerate(parts):
             logp, entropy = engine(part, args.temperature, True)                        # [n], [n]
             if number == 0:
                 old.append(logp.detach())
-            advantage = torch.tensor([s.advantage for s in part for _ in s.response_ids], device=logp.device)   # [n]
-            reference = reference_logp(policy, part, args.temperature) if args.beta else None
-            loss = grpo.policy_loss(logp, old[at], advantage, constant, args.eps, args.beta, reference)
+            loss = objective(policy, part, logp, old[at], Z[role], args)
             backward(engine, loss)
-            with torch.no_grad():
-                ratio = grpo.token_ratio(logp, old[at])
-                sampled = torch.tensor([p for s in part for p in s.logps], device=logp.device)
-                beyond = ((ratio < 1 - args.eps) & (advantage < 0)) | ((ratio > 1 + args.eps) & (advantage > 0))
-                for name, value in (("loss", loss), ("tokens", logp.numel()), ("clipped", beyond.sum()), ("entropy", entropy.sum()),
-                                    ("kl", grpo.k3(logp, old[at]).sum()), ("gap", (old[at] - sampled).abs().sum())):
-                    sums[name] += float(value)
+            sums[role].add(part, logp.detach(), old[at], entropy, loss.detach(), args.eps, args.eps_high)
         if not parts:
             backward(engine, nothing(policy))
         norm = step(engine, args.lr)
-        total = dict(zip(sums, all_sum(*sums.values())))
-        n = max(1.0, total["tokens"])
-        rows.append({"loss": total["loss"], "grad_norm": norm, "tokens": int(total["tokens"]), "clip_share": total["clipped"] / n,
-                     "approx_kl": total["kl"] / n, "entropy": total["entropy"] / n, "sampler_gap": total["gap"] / n})
+        rows.append({f"{role}/{name}": value for role in samples
+                     for name, value in ({"grad_norm": norm} | sums[role].over_ranks()).items()})
     engine.eval()
     return rows
 
 
-@torch.no_grad()
-def reference_logp(policy: Policy, part: list[Sample], temperature: float) -> Tensor:
-    """Log-probs under the SFT model: the same weights without the adapter."""
-    with policy.model.disable_adapter():
-        return policy(part, temperature)
-
-
-# ---- metrics ----
-
-def rollout_metrics(groups: list[Group], asked: int) -> dict:
-    """What the batch's rewards say; the glossary is in the README."""
-    if not groups:
-        return {"tasks": 0, "tasks_lost": asked}
-    R = torch.stack([g.rewards() for g in groups])                                      # [B, K, M]
-    S = grpo.plan_scores(R)                                                             # [B, K]
-    steps = [s for g in groups for row in g.episodes for e in row for s in e.steps]
-    episodes = [e for g in groups for row in g.episodes for e in row]
-    known = ~R.isnan()
-    return {
-        "tasks": len(groups), "tasks_lost": asked - len(groups), "reward": float(R.nanmean()),
-        "episodes": len(episodes), "episodes_lost": int((~known).sum()),
-        "plan_spread": float((S.nan_to_num(-1.0).amax(-1) - S.nan_to_num(2.0).amin(-1)).clamp(min=0).mean()),
-        "actor/all_0": share((R == 1).any(-1).logical_not() & known.any(-1)),
-        "actor/all_1": share((R == 0).any(-1).logical_not() & known.any(-1)),
-        "decomposer/no_signal": share(grpo.decomposer_advantages(S).abs().amax(-1) == 0),
-        "steps": len(steps) / max(1, int(known.sum())),
-        "parse_failures": sum(s.turn.error is not None for s in steps) / max(1, len(steps)),
-        "retries": sum(e.retries for e in episodes),
-    }
-
-
-def share(flags: Tensor) -> float:
-    return float(flags.float().mean())
-
-
-def log(out: Path, rows: list[dict]) -> None:
-    with (out / "metrics.jsonl").open("a") as metrics:
-        metrics.writelines(json.dumps(row) + "\n" for row in rows)
-
-
-# ---- checkpoints ----
-
-def save_resumable(out: Path, engines: dict, policies: dict[str, Policy], done: int, keep: int) -> None:
-    """Optimizers and adapters after `done` batches. state.json, replaced last and at once, makes a checkpoint count."""
-    place = out / "checkpoints" / f"{done:06d}"
-    for role, engine in engines.items():
-        engine.save_checkpoint(place / role, tag="engine", exclude_frozen_parameters=True)
-    if dist.get_rank() == 0:
-        for role in engines:
-            save_policy(policies[role], place / role / "adapter")
-        part = out / "state.part"
-        part.write_text(json.dumps({"batches": done}), "utf-8")
-        part.replace(out / "state.json")
-        for old in sorted((out / "checkpoints").iterdir())[:-keep]:
-            shutil.rmtree(old)
-    dist.barrier()
-
-
-def resume(out: Path, engines: dict) -> int:
-    """Loads the last checkpoint into the engines; returns the number of batches done. Lines of metrics of a batch that
-    did not get as far as its checkpoint are dropped: it is updated again."""
-    if not (out / "state.json").exists():
-        return 0
-    done = json.loads((out / "state.json").read_text("utf-8"))["batches"]
-    for role, engine in engines.items():
-        engine.load_checkpoint(out / "checkpoints" / f"{done:06d}" / role, tag="engine", load_module_strict=False)
-    if dist.get_rank() == 0 and (out / "metrics.jsonl").exists():
-        lines = [line for line in (out / "metrics.jsonl").read_text().splitlines(keepends=True) if line.endswith("\n")]
-        (out / "metrics.jsonl").write_text("".join(line for line in lines if json.loads(line)["batch"] < done))
-    return done
+def objective(policy: Policy, part: list[Sample], logp: Tensor, old: Tensor, constant: float, args: argparse.Namespace) -> Tensor:
+    """The loss (eq. 7 or 10) of a micro-batch's tokens. logp, old [n]."""
+    advantage, weight = (torch.tensor([getattr(s, name) for s in part for _ in s.response_ids], device=logp.device)
+                         for name in ("advantage", "weight"))                           # [n] each
+    correction, reference = 1.0, None
+    if args.tis:
+        correction = grpo.sampler_correction(old, torch.tensor([p for s in part for p in s.logps], device=logp.device), args.tis)
+    if args.beta:
+        with torch.no_grad(), policy.model.disable_adapter():                           # the SFT model
+            reference = policy(part, args.temperature)
+    return grpo.policy_loss(logp, old, advantage, constant, args.eps, args.beta, reference, args.eps_high, correction, weight)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import time
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import AsyncIterator, Awaitable, Callable
 
@@ -20,6 +20,7 @@ from .browser import Observation, Session
 from .chromium import Browsers
 from .episodes import Episode, Group, Plan, Step, load_episode, load_plans, save_episode, save_plans
 from .failures import EnvironmentFailure
+from .milestones import judged, request
 from .login import Guard, log_in
 from .prompts import Prompts, read_plan
 from .replicas import Replicas
@@ -27,6 +28,12 @@ from .rewards import Judge, score
 from .sampler import Completion
 from .tasks import AND, Task, fill
 from .vision import smart_resize
+
+@dataclass(frozen=True)
+class Replanned(Completion):
+    """An actor's reply under a plan that the decomposer made anew just before it (--replan)."""
+    plan: Plan
+
 
 # An actor as the loop sees it: what it observes, its operations so far, and the session (which only an oracle looks
 # into) -> its reply.
@@ -74,8 +81,8 @@ def seed_of(*parts: object) -> int:
 
 # ---- one episode ----
 
-async def play(env: Environment, task: Task, act: Act, T: int) -> tuple[list[Step], str, str, int | None, list[dict]]:
-    """Plays and scores one episode; returns (steps, answer, final URL, reward, checks).
+async def play(env: Environment, task: Task, act: Act, T: int) -> tuple[list[Step], str, str, int | None, list[dict], float]:
+    """Plays and scores one episode; returns (steps, answer, final URL, reward, checks, seconds waited for replies).
 
     Raises EnvironmentFailure where something other than the agent is to blame.
     """
@@ -83,22 +90,25 @@ async def play(env: Environment, task: Task, act: Act, T: int) -> tuple[list[Ste
         guard = Guard(session, lease)
         steps: list[Step] = []
         operations: list[str] = []
-        answer = ""
+        answer, thinking = "", 0.0
         for _ in range(T):
             seen = await session.observe()
+            asked = time.monotonic()
             reply = await act(seen, operations, session)
+            thinking += time.monotonic() - asked
             viewport = (seen.width, seen.height)
             turn = parse(reply.text, smart_resize(*viewport), viewport)
             note, answer, ended = await perform(session, turn, answer)
             env.repairs += await guard.repair()
             operations.append(describe(turn, viewport))
             steps.append(Step(seen.png, seen.width, seen.height, seen.url, turn, note, reply.text,
-                              reply.prompt_ids, reply.ids, reply.logps))
+                              reply.prompt_ids, reply.ids, reply.logps,
+                              reply.plan if isinstance(reply, Replanned) else None))
             if ended:
                 break
         await session.observe()                  # let the last action's consequences arrive before they are judged
         verdict = await score(task, lease, session, answer, env.judge, env.published)
-        return steps, answer, session.page.url, verdict.reward, [vars(check) for check in verdict.checks]
+        return steps, answer, session.page.url, verdict.reward, [vars(check) for check in verdict.checks], thinking
 
 
 async def perform(session: Session, turn: Turn, answer: str) -> tuple[str, str, bool]:
@@ -127,35 +137,43 @@ def describe(turn: Turn, viewport: tuple[int, int]) -> str:
 async def episode(env: Environment, task: Task, plan: int, number: int, actor: Callable[[int], Act], T: int) -> Episode:
     """One episode with its retries. `actor(attempt)` gives the Act for an attempt: each draws anew."""
     failure: EnvironmentFailure | None = None
+    failures: list[str] = []
     for attempt in range(env.attempts):
         began = time.monotonic()
         try:
-            steps, answer, final_url, reward, checks = await play(env, task, actor(attempt), T)
+            steps, answer, final_url, reward, checks, thinking = await play(env, task, actor(attempt), T)
             # No verdict is no reward, but no reason to play again: python -m jhima.rescore asks the judge later.
             unscored = next(({"kind": "judge", "detail": c["reason"]} for c in checks if reward is None and c["passed"] is None), None)
             if unscored:
                 env.count(EnvironmentFailure(**unscored))
             return Episode(task.id, plan, number, steps, reward, unscored, answer, final_url, checks,
-                           round(time.monotonic() - began, 2), attempt)
+                           round(time.monotonic() - began, 2), attempt, failures, round(thinking, 2))
         except EnvironmentFailure as error:
             failure = error
         except TimeoutError:
             failure = EnvironmentFailure("deadline", f"the episode took longer than {env.episode_deadline:g} s")
         env.count(failure)
+        failures.append(failure.kind)
     return Episode(task.id, plan, number, [], None, {"kind": failure.kind, "detail": failure.detail}, "", "", [],
-                   round(time.monotonic() - began, 2), env.attempts - 1)
+                   round(time.monotonic() - began, 2), env.attempts - 1, failures)
 
 
 # ---- the two levels ----
 
 @dataclass(frozen=True)
 class Sampling:
-    """How replies are drawn: the paper's temperature, a budget of tokens each, and the seed of this batch."""
+    """How replies are drawn: the paper's temperature, a budget of tokens each, and the seed of this batch.
+
+    Beyond the paper (its future work), off by default: `replan` makes a new plan every so many steps, `milestones` has
+    a judge look which subtasks an episode completed.
+    """
     plan_temperature: float = 0.8
     temperature: float = 0.8
     plan_tokens: int = 512
     action_tokens: int = 256
     seed: int = 0
+    replan: int = 0
+    milestones: bool = False
 
 
 @dataclass
@@ -167,34 +185,52 @@ class Agents:
     actor_prompts: Prompts
 
 
-async def sample_plans(agents: Agents, task: Task, first: bytes, K: int, how: Sampling) -> list[Plan]:
-    """Eq. 1: K decompositions d_i ~ pi_D(. | x, o_0)."""
-    prompt = agents.decomposer_prompts.decomposer(task.intent, first)
-    replies = await asyncio.gather(*(agents.decomposer.sample(prompt, how.plan_tokens, how.plan_temperature,
-                                                              seed_of(how.seed, task.id, "plan", i)) for i in range(K)))
-    return [Plan(r.text, read_plan(r.text) or [task.intent], r.prompt_ids, r.ids, r.logps) for r in replies]
+async def sample_plan(agents: Agents, task: Task, seen: bytes, operations: list[str], how: Sampling, *place: object) -> Plan:
+    """Eq. 1: a decomposition d ~ pi_D(. | x, o_0), or, later in an episode, of what is left to do. An empty reply
+    leaves the task itself as the only subtask."""
+    prompt = agents.decomposer_prompts.decomposer(task.intent, seen, operations)
+    reply = await agents.decomposer.sample(prompt, how.plan_tokens, how.plan_temperature, seed_of(how.seed, task.id, "plan", *place))
+    return Plan(reply.text, read_plan(reply.text) or [task.intent], reply.prompt_ids, reply.ids, reply.logps)
 
 
 def actor_policy(agents: Agents, task: Task, plan: Plan | None, how: Sampling, *place: int) -> Act:
     """Eq. 2: a_t ~ pi_A(. | x, o_t, h_t, d). `place` (plan, episode, attempt) seeds its draws."""
     async def act(seen: Observation, operations: list[str], _session: Session) -> Completion:
+        nonlocal plan
+        t = len(operations)
+        replanned = bool(how.replan and plan and t and t % how.replan == 0)
+        if replanned:
+            plan = await sample_plan(agents, task, seen.png, operations, how, *place, t)
         prompt = agents.actor_prompts.actor(task.intent, plan.subtasks if plan else None, operations, seen.png)
-        seed = seed_of(how.seed, task.id, *place, len(operations))
-        return await agents.actor.sample(prompt, how.action_tokens, how.temperature, seed)
+        reply = await agents.actor.sample(prompt, how.action_tokens, how.temperature, seed_of(how.seed, task.id, *place, t))
+        return Replanned(**vars(reply), plan=plan) if replanned else reply
     return act
 
 
-async def first_observation(env: Environment, task: Task) -> bytes:
-    """o_0: the start page's screenshot. Raises the last EnvironmentFailure when every attempt fails."""
+async def first_observation(env: Environment, task: Task) -> tuple[bytes, list[str]]:
+    """o_0, the start page's screenshot, and the kinds of failures before it. Raises the last EnvironmentFailure when
+    every attempt fails."""
+    failures: list[str] = []
     for attempt in range(env.attempts):
         try:
             async with env.start(task) as (_, session):
-                return (await session.observe()).png
+                return (await session.observe()).png, failures
         except (EnvironmentFailure, TimeoutError) as error:
             failure = error if isinstance(error, EnvironmentFailure) else EnvironmentFailure("deadline", "start page")
             env.count(failure)
+            failures.append(failure.kind)
             if attempt == env.attempts - 1:
                 raise failure from None
+
+
+async def with_milestones(env: Environment, task: Task, plan: Plan, e: Episode) -> Episode:
+    """The episode with the judge's word on each subtask; without one, and the failure counted, where it has none."""
+    try:
+        completed, _ = await judged(env.judge, request(task.intent, plan.subtasks, e), len(plan.subtasks))
+        return replace(e, milestones=completed)
+    except EnvironmentFailure as failure:
+        env.count(failure)
+        return replace(e, failures=[*e.failures, failure.kind])
 
 
 async def rollout(env: Environment, agents: Agents, task: Task, K: int, M: int, T: int, how: Sampling, folder: Path,
@@ -207,23 +243,27 @@ async def rollout(env: Environment, agents: Agents, task: Task, K: int, M: int, 
     saved = load_plans(folder)
     if saved is None:
         try:
-            first = await first_observation(env, task)
+            first, failures = await first_observation(env, task)
         except EnvironmentFailure:
             return None
-        plans = (await sample_plans(agents, task, first, K, how)) if agents.decomposer else [Plan("", [])] * K
-        save_plans(folder, task, first, plans)
+        plans = [Plan("", [])] * K
+        if agents.decomposer:
+            plans = await asyncio.gather(*(sample_plan(agents, task, first, [], how, i) for i in range(K)))
+        save_plans(folder, task, first, plans, failures)
     else:
-        first, plans = saved
+        first, plans, failures = saved
 
     async def one(i: int, j: int) -> Episode:
         done = load_episode(folder, i, j)
         if done is None:
             plan = plans[i] if agents.decomposer else None
             done = await episode(env, task, i, j, lambda attempt: actor_policy(agents, task, plan, how, i, j, attempt), T)
+            if how.milestones and done.reward is not None:
+                done = await with_milestones(env, task, plan, done)
             save_episode(folder, done)
         finished(done)
         return done
 
     async with asyncio.TaskGroup() as group:
         jobs = [[group.create_task(one(i, j)) for j in range(M)] for i in range(K)]
-    return Group(task, first, plans, [[job.result() for job in row] for row in jobs])
+    return Group(task, first, plans, [[job.result() for job in row] for row in jobs], failures)
