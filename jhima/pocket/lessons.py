@@ -70,7 +70,7 @@ def read_pages(folder: Path) -> list[Page]:
 
 
 def names_of(pages: list[Page]) -> Names:
-    phrases = {row["text"] for page in pages for row in page.rows if len(row["text"]) <= 20}
+    phrases = {row["text"] for page in pages if not page.scrambled for row in page.rows if len(row["text"]) <= 20}
     tasks = []
     texts = {"1", "2"}
     for task in task_list("train"):

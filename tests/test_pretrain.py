@@ -1,0 +1,101 @@
+"""The pocket base model's lessons: what they may hold, that batches are what the policy computes, and the collector."""
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+
+import pytest
+import torch
+from PIL import Image
+
+from jhima.actions import parse
+from jhima.pocket.generate import task_list
+from jhima.pocket.lessons import EARLY, LATE, lesson, names_of, read_pages
+from jhima.pocket.pages import collect
+from jhima.pocket.pretrain import Lessons, log_probs, rate
+from jhima.policy import Sample, load_policy
+from jhima.prompts import Prompt, read_plan
+from jhima.vision import decode
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    out = tmp_path_factory.mktemp("pages")
+    asyncio.run(collect(out, 24, concurrency=2, seed=0))
+    return out
+
+
+@pytest.fixture(scope="module")
+def pages(folder):
+    return read_pages(folder)
+
+
+def test_the_collector_keeps_pictures_with_what_they_show_and_goes_on(folder, pages):
+    rows = [json.loads(line) for line in (folder / "pages.jsonl").read_text("utf-8").splitlines()]
+    assert len(rows) >= 24 and len({row["image"] for row in rows}) == len(rows)
+    assert any(row["scrambled"] for row in rows) and any(not row["scrambled"] for row in rows)
+    for page in pages:
+        assert Image.open(page.image).size == (336, 336)
+        assert page.rows and all(0 < row["x"] < 336 and 0 < row["y"] < 336 for row in page.rows)
+        assert all(row["text"].startswith(row["caption"]) for row in page.rows)
+    before = (folder / "pages.jsonl").read_text("utf-8")
+    asyncio.run(collect(folder, 26, concurrency=1, seed=0))
+    assert (folder / "pages.jsonl").read_text("utf-8").startswith(before)
+
+
+def test_no_lesson_holds_what_evaluation_asks(pages):
+    """The decomposer's lessons come from training templates alone, and none is an evaluation task's instruction."""
+    names, rng = names_of(pages), random.Random(0)
+    evaluation = {task["intent"] for task in task_list("eval")}
+    asked = [lesson(pages[0], "plan", names, rng) for _ in range(2000)]
+    assert not {user.removeprefix("Plan ") for user, _ in filter(None, asked)} & evaluation
+    held_out = {t["intent_template"] for t in task_list("eval")} - {t["intent_template"] for t in task_list("train")}
+    assert held_out and not {t["intent"] for t in task_list("eval") if t["intent_template"] in held_out} & {t[0] for t in names.tasks}
+
+
+def test_plans_are_copied_from_their_instruction(pages):
+    names, rng = names_of(pages), random.Random(1)
+    for user, reply in filter(None, (lesson(pages[0], "plan", names, rng) for _ in range(500))):
+        assert set(re.findall(r"\d+", " ".join(read_plan(reply)))) <= set(re.findall(r"\d+", user)) or user[5:] in dict(
+            (task[0], 0) for task in names.tasks)
+
+
+@pytest.mark.parametrize("kind", ["click", "follow", "write"])
+def test_a_click_lesson_hits_the_element_that_it_names(pages, kind):
+    names, rng = names_of(pages), random.Random(2)
+    asked = 0
+    for page in pages:
+        if found := lesson(page, kind, names, rng):
+            turn = parse(found[1], (336, 336), (336, 336))
+            label = turn.operation.removeprefix("Click ") if kind != "write" else turn.operation.split(" in ")[-1]
+            x, y = turn.actions[0].x, turn.actions[0].y
+            inside = [e for e in page.elements if e["x"] <= x < e["x"] + e["width"] and e["y"] <= y < e["y"] + e["height"]]
+            assert label in [e["label"] for e in inside]
+            asked += 1
+    assert asked >= 3
+
+
+def test_a_batch_is_made_from_its_number_and_scored_as_the_policy_scores_it(pages, checkpoint):
+    policy = load_policy(checkpoint, torch.device("cpu"), torch.float32, tune_vision=True).eval()
+    names = names_of(pages)
+    data = Lessons(policy, pages, names, size=2, steps=10, seed=0)
+    batch, again = data[7], Lessons(policy, pages, names, size=2, steps=10, seed=0)[7]
+    assert all(torch.equal(a, b) for a, b in zip(vars(batch).values(), vars(again).values()))
+    pixels = torch.stack([decode(page.image.read_bytes()) for page in pages])
+    with torch.no_grad():
+        found = log_probs(policy, pixels, batch)
+
+        rng = random.Random("0/7")                                   # the oracle: the same lessons, one sample at a time
+        chosen = rng.choices(pages, k=2)
+        from jhima.pocket.lessons import lessons
+        samples = [Sample(policy.prompt_ids(Prompt("", user, b"")), page.image.read_bytes(), policy.response_ids(reply))
+                   for page in chosen for user, reply in lessons(page, names, rng, early=False)]
+        expected = torch.cat([policy([sample]) for sample in samples])
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=0)
+
+
+def test_lessons_and_learning_rate():
+    assert set(EARLY) < set(LATE)
+    assert rate(0, 1000, 1.0) < 0.01 and rate(500, 1000, 1.0) == 1.0 and rate(800, 1000, 1.0) == pytest.approx(0.5)
