@@ -207,7 +207,7 @@ def cells(table: SuccessTable) -> list[list[str]]:
 
 def markdown(table: SuccessTable) -> str:
     """`cells` as Markdown, a row a site, followed by what is missing from it."""
-    return "\n".join([*_table(cells(table)), *_notes(table)]) + "\n"
+    return "\n".join([*markdown_table(cells(table)), *_notes(table)]) + "\n"
 
 
 def csv_text(tables: dict[str, SuccessTable]) -> str:
@@ -234,12 +234,12 @@ def compare_markdown(comparison: Comparison) -> str:
         by_site, all_ = {row.site: row for row in table.sites}, table.overall
         rows.append([name, *(percent(by_site.get(site)) for site in sites), percent(all_), _interval(all_.low, all_.high),
                      *map(str, (all_.episodes, all_.failed, all_.unscored, all_.not_played))])
-    lines = _table(rows)
+    lines = markdown_table(rows)
     if comparison.differences:
         minus = [[f"minus {next(iter(tables))}", *sites, "overall", "tasks in both", "better", "worse"]]
         for name, found in comparison.differences.items():
             minus.append([name, *map(_points, found), *map(str, (found[-1].tasks, found[-1].better, found[-1].worse))])
-        lines += ["", *_table(minus), "", "Points, task by task; in brackets the 95 % bootstrap interval over tasks."]
+        lines += ["", *markdown_table(minus), "", "Points, task by task; in brackets the 95 % bootstrap interval over tasks."]
     for name, table in tables.items():
         lines += _notes(table, f"{name}: ")
     return "\n".join(lines) + "\n"
@@ -263,7 +263,7 @@ def _interval(low: float | None, high: float | None) -> str:
     return NOTHING if low is None or high is None else f"{100 * low:.1f} to {100 * high:.1f}"
 
 
-def _table(rows: list[list[str]]) -> list[str]:
+def markdown_table(rows: list[list[str]]) -> list[str]:
     header, *body = (f"| {' | '.join(map(_cell, row))} |" for row in rows)
     return [header, "|---|" + "---:|" * (len(rows[0]) - 1), *body]
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from scipy.stats import binomtest
+from sklearn.metrics import roc_curve
 
 from .records import Array
+
+if TYPE_CHECKING:
+    from .subgoals import Progress
 
 INK, SOFT, ACCENT, SECOND = "#1c2430", "#6b7684", "#1f5fa8", "#b3541e"
 
@@ -72,13 +76,8 @@ def learning_curve(metrics: Path, png: Path | BinaryIO) -> None:
     for label, colour, values in lower:
         axes[1].plot(x, values, color=colour, linewidth=1.6, marker="o", markersize=2.5, label=label)
     for axis in axes:
-        axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         axis.set_ylim(bottom=0)
-        axis.grid(axis="y", color="#e6e9ed", linewidth=0.8)
-        axis.set_axisbelow(True)
-        axis.spines[["top", "right", "left"]].set_visible(False)
-        axis.spines["bottom"].set_color(SOFT)
-        axis.tick_params(colors=SOFT, labelsize=10, length=0)
+        _plain(axis)
         axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False, fontsize=10, labelcolor=INK,
                     borderaxespad=0.2, handlelength=1.6)
     axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -98,3 +97,53 @@ def _draw_success(axis: Axes, x: Array, reward: Array, scored: Array, window: in
     axis.scatter(x, reward, s=16, color=ACCENT, alpha=0.45, linewidths=0, label="success in a batch")
     axis.plot(x, successes / trials, color=ACCENT, linewidth=2.2, label=f"mean of {window} batches")
     axis.set_ylabel("success during training", fontsize=11, color=INK)
+
+
+def _plain(axis: Axes) -> None:
+    """A vertical axis in percent, thin horizontal lines, no frame."""
+    axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axis.grid(axis="y", color="#e6e9ed", linewidth=0.8)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right", "left"]].set_visible(False)
+    axis.spines["bottom"].set_color(SOFT)
+    axis.tick_params(colors=SOFT, labelsize=10, length=0)
+
+
+def subgoal_figure(results: dict[str, Progress], png: Path | BinaryIO) -> None:
+    """Figure 2, 1000 pixels wide, a colour a run. 2a: the ROC curve of the completed share of a plan's subtasks as a
+    predictor of success. 2b: success by completed share, with 95 % Wilson intervals and the episodes behind each point.
+    """
+    figure = Figure(figsize=(10, 4.6), dpi=100, layout="constrained")
+    left, right = figure.subplots(1, 2)
+    colours = [ACCENT, SECOND, "#2f8f5d", "#7b4fa3", SOFT]
+    left.plot([0, 1], [0, 1], color="#c3cad2", linewidth=1, linestyle=(0, (4, 4)))
+    for number, (name, found) in enumerate(results.items()):
+        colour, shift = colours[number % len(colours)], 0.12 * (number - (len(results) - 1) / 2)
+        # A name is text, not a formula: matplotlib sets what stands between two dollars as mathematics.
+        label = name.replace("$", r"\$")
+        if found.auroc:
+            false, true, _ = roc_curve(found.success, found.share)
+            left.plot(false, true, color=colour, linewidth=2, marker="o", markersize=4,
+                      label=f"{label}: AUROC {found.auroc[0]:.3f}")
+        else:
+            left.plot([], [], color=colour, label=f"{label}: no AUROC, all episodes alike")
+        points = [(i, b) for i, b in enumerate(found.bins) if b.episodes]
+        x, y = [i + shift for i, _ in points], [b.success for _, b in points]
+        right.errorbar(x, y, [[b.success - b.low for _, b in points], [b.high - b.success for _, b in points]],
+                       color=colour, linewidth=1.4, marker="o", markersize=6, capsize=3,
+                       label=label + (f": \u03c4 = {found.tau[0]:.3f}" if found.tau else ""))
+        for place, (_, b) in zip(x, points):
+            right.annotate(str(b.episodes), (place, b.high), (0, 3), textcoords="offset points", fontsize=8, color=colour,
+                           ha="center")
+    for axis in (left, right):
+        _plain(axis)
+        axis.set_ylim(-0.02, 1.08)
+    left.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    left.set(xlabel="failures counted as success", ylabel="successes found")
+    left.legend(loc="lower right", frameon=False, fontsize=10, labelcolor=INK)
+    right.set_xticks(range(len(found.bins)), [b.label for b in found.bins])
+    right.set(xlabel="share of subtasks completed", ylabel="success")
+    right.legend(loc="upper left", frameon=False, fontsize=10, labelcolor=INK)
+    for axis, title in ((left, "a"), (right, "b")):
+        axis.set_title(title, loc="left", fontsize=13, fontweight="bold", color=INK)
+    figure.savefig(png, format="png", facecolor="white")

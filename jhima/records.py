@@ -81,7 +81,7 @@ def read_groups(run: Path) -> list[GroupRecord]:
     rollouts = Path(run) / "rollouts"
     if not rollouts.is_dir():
         raise FileNotFoundError(f"{rollouts}: no such folder; expected the output of train_rl.py or evaluate.py")
-    groups = {folder: _read_group(folder) for batch in _folders(rollouts) for folder in _folders(batch)}
+    groups = {folder: read_group(folder) for batch in _folders(rollouts) for folder in _folders(batch)}
     for batch, task in _planned(Path(run)):
         folder = rollouts / batch / task.id
         # A task that never came to group.json has its description here alone.
@@ -100,7 +100,8 @@ def _planned(run: Path) -> list[tuple[str, Task]]:
         return []                                                           # a training run has none
 
 
-def _read_group(folder: Path) -> GroupRecord:
+def read_group(folder: Path) -> GroupRecord:
+    """One task's group; without plans and episodes where `folder` holds none. Raises FileNotFoundError for no folder."""
     unreadable: list[str] = []
     task, plans = Task(folder.name, (), "", "", {}), ()
     try:
@@ -133,10 +134,13 @@ def _parse_episode(raw: dict, folder: Path, plan: int, number: int) -> EpisodeRe
     reward, failure = raw["reward"], raw.get("failure")
     if reward not in (None, 0, 1):
         raise ValueError(f"reward is {reward!r}, expected 0, 1 or null")
-    checks = tuple(Check(_text(c, "kind"), _text(c, "what"), bool(c["passed"]), _text(c, "reason"))
-                   for c in raw.get("checks", ()))
-    return EpisodeRecord(folder, plan, number, None if reward is None else float(reward),
-                         f"{failure['kind']}: {failure['detail']}" if failure else "", _text(raw, "answer"),
+    checks = tuple(Check(_text(c, "kind"), _text(c, "what"), None if c["passed"] is None else bool(c["passed"]),
+                         _text(c, "reason")) for c in raw.get("checks", ()))
+    if failure:
+        why = f"{failure['kind']}: {failure['detail']}"
+    else:
+        why = "judge: no verdict" if reward is None else ""
+    return EpisodeRecord(folder, plan, number, None if reward is None else float(reward), why, _text(raw, "answer"),
                          _text(raw, "final_url"), float(raw.get("seconds", 0)), checks, len(raw["steps"]))
 
 

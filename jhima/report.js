@@ -1,6 +1,6 @@
 "use strict";
 // The viewer of report.py's page. What pages and models wrote enters the document as text nodes only: nothing here
-// builds markup, a style or an address from a string of the data (images are data: URIs that report.py made).
+// builds markup, a style or an address from a string of the data (addresses of images and pages are report.py's own).
 const data = JSON.parse(document.getElementById("data").textContent);
 const side = document.getElementById("side"), main = document.getElementById("main");
 const at = {group: -1, plan: 0, episode: 0, step: 0};     // what is shown; group -1 is the overview
@@ -16,6 +16,12 @@ function button(className, act, ...children) {
   const node = el("button", className, ...children);
   node.type = "button";
   node.addEventListener("click", act);
+  return node;
+}
+
+function link(className, address, ...children) {
+  const node = el("a", className, ...children);
+  node.href = address;
   return node;
 }
 
@@ -120,11 +126,14 @@ function drawSide() {
     const wanted = filter.value.toLowerCase();
     for (const item of list.querySelectorAll(".item")) item.hidden = !item.textContent.toLowerCase().includes(wanted);
   });
+  for (const page of data.pages || []) list.append(link("item", page.file, el("span", "words",
+    el("span", "meta", `${page.tasks} tasks, ${page.episodes} episodes`), el("span", "name", "batch " + page.name)),
+    el("span", "", page.success + " %")));
   const overview = button("item overview", () => show({group: -1}), "Overview");
   overview.dataset.index = -1;
-  side.append(el("h1", "", data.run), overview, filter, list,
-              el("p", "keys", key("\u2190"), key("\u2192"), " step ", key("\u2191"), key("\u2193"), " episode ",
-                 key("j"), key("k"), " task"));
+  side.append(...[el("h1", "", data.run), data.index ? link("item", data.index, "All batches") : null, overview, filter,
+    list, el("p", "keys", key("\u2190"), key("\u2192"), " step ", key("\u2191"), key("\u2193"), " episode ",
+             key("j"), key("k"), " task")].filter(node => node !== null));
 }
 
 const key = name => el("kbd", "", name);
@@ -132,10 +141,11 @@ const key = name => el("kbd", "", name);
 // ---------------------------------------------------------------- the overview
 
 function drawOverview() {
-  const {tasks, episodes, unscored} = data.counts;
-  const batches = new Set(data.groups.map(group => group.batch)).size;
+  const {tasks, episodes, unscored, not_played} = data.counts;
+  const batches = data.pages ? data.pages.length : new Set(data.groups.map(group => group.batch)).size;
   main.append(el("header", "", el("h2", "", "Overview"),
-    el("p", "meta", `${tasks} tasks, ${batches} batches, ${episodes} episodes, ${unscored} of them no sample`)));
+    el("p", "meta", `${tasks} tasks, ${batches} batches, ${episodes} episodes, ${unscored} of them no sample; ` +
+       `${not_played} not played`)));
   for (const notice of [data.omitted, data.unreadable.length ? "Files that could not be read:" : ""])
     if (notice) main.append(el("p", "notice", notice));
   if (data.unreadable.length) main.append(el("ul", "plain", ...data.unreadable.map(line => el("li", "", line))));
@@ -144,6 +154,8 @@ function drawOverview() {
        "tasks. Unscored episodes are no sample and count in no mean."));
   if (data.curve) main.append(el("h3", "", "Learning curve"),
     el("div", "curve", picture(data.curve, "Success against batch")));
+  if (data.subgoals) main.append(el("h3", "", "Subtasks completed and success"),
+    el("div", "curve", picture(data.subgoals, "ROC curve, and success by share of subtasks completed")));
   if (data.args.length) main.append(el("h3", "", "Arguments"),
     el("dl", "args", ...data.args.flatMap(([name, value]) => [el("dt", "", name), el("dd", "", value)])));
 }
@@ -201,9 +213,16 @@ function drawEpisode(group) {
   section.append(el("h3", "", `Plan ${at.plan}, episode ${at.episode}`, el("span", "tag " + kind, called[kind]),
                     el("span", "meta", numbers.filter(Boolean).join(" \u00b7 "))),
     facts([["Failure", cell.failure, "bad"], ["Answer", cell.answer], ["Last page", cell.url, "code"]]));
-  const checks = cell.checks.map(({kind, what, passed, reason}) =>
-    [kind, what, el("span", "tag " + (passed ? "success" : "failed"), passed ? "yes" : "no"), reason]);
+  const yes = value => value === null ? el("span", "tag unscored", "not known")
+    : el("span", "tag " + (value ? "success" : "failed"), value ? "yes" : "no");
+  const checks = cell.checks.map(({kind, what, passed, reason}) => [kind, what, yes(passed), reason]);
   if (checks.length) section.append(table("checks", [["Check", "Expected", "Passed", "Reason"], ...checks]));
+  if (cell.subtasks) {
+    const names = group.plans[at.plan]?.subtasks || [];
+    section.append(table("checks judged", [["", "Subtask", "Completed"], ...cell.subtasks.completed.map((done, i) =>
+      [String(i + 1), names[i] || "", yes(done)])]), el("p", "meta", "The judge's reply"),
+      el("pre", "text", cell.subtasks.reply));
+  }
   if (!cell.steps) section.append(el("p", "notice", cell.absent));
   else if (cell.steps.length)
     section.append(el("div", "strip", ...cell.steps.map(drawFrame)), el("div", "stage", ...cell.steps.map(drawStep)));
@@ -221,7 +240,7 @@ function drawStep(step, t) {
       el("p", "operation text", step.operation || "(no operation given)"),
       facts([["Error", step.error, "bad"], ["Thought", step.thought],
              ["Action", step.actions.map(action => action.text).join("\n"), "code"], ["Page", step.url, "code"],
-             ["Browser", step.note], ["Warnings", step.warnings.join("\n"), "warn"]]),
+             ["New plan", step.plan.map((text, i) => `${i + 1}. ${text}`).join("\n")], ["Browser", step.note], ["Warnings", step.warnings.join("\n"), "warn"]]),
       step.reply ? el("details", "", el("summary", "", "Raw reply"), el("pre", "text", step.reply)) : null));
 }
 

@@ -14,8 +14,9 @@ from jhima.chromium import find_chromium
 from jhima.actions import Action, Turn
 from jhima.episodes import Episode, Plan, Step, save_episode, save_plans
 from jhima.records import read_groups
-from jhima.report import AS_IS, in_full, main, write_report
+from jhima.report import main, write_folder, write_report
 from jhima.tasks import Task
+from jhima.views import AS_IS, in_full
 
 HOSTILE = """</script><script>window.hit=1</script><img src=x onerror="window.hit=1"> <!-- ]]> {0} %s \u202e\ud800"""
 TURNS = (
@@ -83,6 +84,9 @@ def run(tmp_path_factory) -> Path:
         step |= {key: HOSTILE for key in ("url", "reply", "thought", "operation", "note", "error")}
         step |= {"warnings": [HOSTILE], "actions": [{"kind": HOSTILE, "text": HOSTILE}]}
     (place / "p0_e0" / "episode.json").write_text(json.dumps(episode))
+    rows = [{"episode": "0000/pocket-3/p0_e0", "request": "", "completed": [True, True, False], "reply": "1. The list is open."},
+            {"episode": "0001/pocket-9/p0_e0", "request": "", "completed": [True], "reply": HOSTILE}]
+    (run / "subgoals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return run
 
 
@@ -105,7 +109,7 @@ def open_page():
             page.on("console", lambda message: trouble.append(f"console: {message.text}"))
             page.on("pageerror", lambda error: trouble.append(f"error: {error}"))
             page.on("request", lambda request: trouble.append(request.url)
-                    if not request.url.startswith((path.as_uri(), "data:")) else None)
+                    if not request.url.startswith((path.parent.as_uri() + "/", "data:")) else None)
             page.goto(path.as_uri())
             return page
 
@@ -120,9 +124,9 @@ def test_overview_lists_everything(report, open_page):
     assert page.title() == "joint"
     assert page.locator(".success-table tbody tr").count() == 4
     assert page.locator("nav .item").count() == 4
-    image = page.locator(".curve img")
-    image.evaluate("image => image.decode()")
-    assert image.evaluate("image => image.naturalWidth") == 900
+    for image, width in zip(page.locator(".curve img").all(), (900, 1000), strict=True):      # learning curve, figure 2
+        image.evaluate("image => image.decode()")
+        assert image.evaluate("image => image.naturalWidth") == width
 
 
 def test_click_and_keys_walk_through_tasks_episodes_and_steps(report, open_page):
@@ -135,6 +139,9 @@ def test_click_and_keys_walk_through_tasks_episodes_and_steps(report, open_page)
         "0.50", "+0.05", "0.00", "\u22120.45", "0.86", "+0.40"]
     assert page.locator("button.cell").nth(0).inner_text().split() == ["1", "+0.50"]
     assert page.locator("button.cell").nth(4).inner_text().split() == ["\u2013"]
+    assert page.locator(".judged tbody tr").all_inner_texts() == [
+        "1\tOpen the catalogue, way 0\tyes", "2\tFind the kettle\tyes", "3\tRead its price\tno"]
+    assert page.locator(".episode > pre").inner_text() == "1. The list is open."
     page.locator("button.cell").nth(4).click()
     assert "browser: the page crashed" in page.locator(".episode .facts").first.inner_text()
     page.locator("button.cell").nth(20).click()
@@ -179,11 +186,28 @@ def test_hostile_text_is_shown_as_text(report, open_page):
     page.locator("button.cell").click()
     page.locator(".step.current summary").click()
     wanted = HOSTILE.split("\ud800")[0]
-    for selector in ("nav", "main h2", ".grid tbody .plan", ".episode > .facts", ".checks", ".step.current .facts",
-                     ".step.current pre"):
+    for selector in ("nav", "main h2", ".grid tbody .plan", ".episode > .facts", ".checks", ".judged", ".episode > pre",
+                     ".step.current .facts", ".step.current pre"):
         assert wanted in page.locator(selector).first.text_content(), selector
     assert page.locator("script").count() == 2 and page.locator("img[src='x']").count() == 0
     assert page.evaluate("window.hit") is None
+
+
+def test_a_folder_holds_a_page_a_batch_with_all_episodes(run, open_page, tmp_path):
+    write_folder(run, tmp_path / "pages")
+    images = {path.name for path in (tmp_path / "pages" / "images").iterdir()}
+    assert len(images) == len(TURNS) + 2                              # as in the one page, with the two figures
+    page = open_page(tmp_path / "pages" / "index.html")
+    assert page.locator("nav a.item").count() == 2 and "data:image" not in page.content()
+    page.keyboard.press("j")                                          # the keys lead to a batch as to a task
+    page.wait_for_url("**/batch-0000.html")
+    page.keyboard.press("j")
+    assert page.locator("button.cell").count() == 21 and page.locator("button.cell.brief").count() == 0
+    image = page.locator(".step.current img")
+    image.evaluate("image => image.decode()")
+    assert image.evaluate("image => image.naturalWidth") == 336
+    page.locator("nav a.item").click()
+    page.wait_for_url("**/index.html")
 
 
 def test_limit_keeps_the_page_small_and_says_so(run, open_page, tmp_path):
@@ -241,5 +265,5 @@ def test_command_line(run, tmp_path, capsys):
 
 def test_same_screenshots_are_embedded_once(report):
     data = report.read_text().split('id="data">')[1].split("</script>")[0]
-    assert len(json.loads(data)["images"]) == len(TURNS) + 1                # 'Catalogue', six more, the curve
+    assert len(json.loads(data)["images"]) == len(TURNS) + 2                # 'Catalogue', six more, two figures
     assert "<" not in data and TURNS[0].operation in data
