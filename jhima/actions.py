@@ -1,29 +1,33 @@
-"""Model text to browser actions: the ScaleCUA grammar, which our actor speaks too.
+"""The canonical actions, and the ScaleCUA grammar, which our actor speaks too; other dialects are in dialects/.
 
 A reply is `<think>..</think><operation>..</operation><action>calls</action>`; each call is a Python call with
 literal arguments. `parse` is total: any string gives a Turn, with warnings where it was lenient and one error
 class where nothing could be read. Nothing is ever evaluated.
+
+    python -m jhima.actions DIALECT [--viewport WxH] < reply.txt      # the turn as JSON
 """
 from __future__ import annotations
 
-import ast
 import re
-import warnings
 from dataclasses import dataclass
-from typing import Iterator, Literal
+from typing import Callable, Iterable, Literal
 
-Kind = Literal["click", "hover", "drag", "scroll", "type", "key", "wait", "goto", "back", "forward", "answer", "stop"]
-Error = Literal["empty", "no_action", "bad_syntax", "unknown_action", "bad_point", "bad_key"]
+from .grid import Size, to_grid
+from .readers import MAX_CALLS, MAX_REPLY, Arguments, Bad, Error, calls, fold, keys, literal, number, on_page, plain, quote, typed
+
+Kind = Literal["click", "hover", "drag", "scroll", "type", "key", "select", "wait", "goto", "back", "forward", "answer",
+               "stop", "ask"]
 
 
 @dataclass(frozen=True)
 class Action:
     """One canonical action; which fields count depends on `kind`. Coordinates are CSS pixels of the viewport.
 
-    click x, y, button, count; hover x, y; drag x, y (start; None: where the pointer is), to; scroll x, y (None: the
-    centre), dx, dy (dy > 0 shows lower content); type text (replaces what the focused field holds; a final newline
-    presses Enter); key keys, chord, times; wait seconds; goto text (a URL);
-    answer text; stop status, text.
+    click x, y, button, count; hover x, y; drag x, y (start; None: where the pointer is), to, button; scroll x, y
+    (None: the centre), dx, dy (dy > 0 shows lower content); type text, clear (replaces what the focused field holds),
+    submit (then Enter); key keys, how, times; select x, y, option (of a native select box); wait seconds; goto text
+    (a URL); answer text; stop status, text; ask text (a question to the user, whom nobody plays: no effect).
+    target: what a grounding model must find first; x and y are None until it has.
     """
     kind: Kind
     x: float | None = None
@@ -34,11 +38,15 @@ class Action:
     dx: float = 0.0
     dy: float = 0.0
     text: str = ""
+    clear: bool = True
+    submit: bool = False
     keys: tuple[str, ...] = ()
-    chord: bool = False
+    how: Literal["sequence", "chord", "down", "up"] = "sequence"
     times: int = 1
+    option: str = ""
     seconds: float = 0.0
     status: Literal["success", "failure", ""] = ""
+    target: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,74 +61,66 @@ class Turn:
 
 # ---- reading a reply ----
 
-MAX_REPLY, MAX_CALL, MAX_ACTIONS = 20_000, 4_000, 5
-# Call names with their positional parameters; the second line are aliases that models are known to write.
+# Folded call names with their positional parameters; then the aliases that models are known to write.
 PARAMETERS = {
-    "click": ("x", "y", "clicks", "button"), "doubleClick": ("x", "y", "button"), "rightClick": ("x", "y"),
-    "moveTo": ("x", "y"), "dragTo": ("x", "y", "button"), "swipe": ("from_coord", "to_coord", "direction", "amount"),
-    "scroll": ("clicks", "x", "y"), "press": ("keys", "presses"), "hotkey": (), "write": ("message",),
-    "wait": ("seconds",), "open_url": ("url",), "go_backward": (), "go_forward": (), "response": ("answer",),
-    "terminate": ("status", "info"),
+    "click": ("x", "y", "clicks", "button"), "doubleclick": ("x", "y", "button"), "rightclick": ("x", "y"),
+    "moveto": ("x", "y"), "dragto": ("x", "y", "button"), "swipe": ("fromcoord", "tocoord", "direction", "amount"),
+    "scroll": ("clicks", "x", "y"), "press": ("keys", "presses"), "hotkey": (), "keydown": ("key",), "keyup": ("key",),
+    "write": ("message",), "selectoption": ("x", "y", "value"), "wait": ("seconds",), "openurl": ("url",),
+    "gobackward": (), "goforward": (), "response": ("answer",), "terminate": ("status", "info"), "calluser": ("message",),
 }
-ALIASES = {"answer": "response", "type": "write", "go_back": "go_backward", "back": "go_backward", "double_click": "doubleClick",
-           "right_click": "rightClick", "navigate": "open_url", "goto": "open_url", "key": "press", "finish": "terminate"}
-_CALL = re.compile(r"(?:pyautogui\.)?\b(" + "|".join([*PARAMETERS, *ALIASES]) + r")\s*\(")
-_CALL_END = re.compile(r"\)\s*(?:#[^\n]*)?(?=$|\n|;|`|</action>)")
-
-_KEYS = {"ctrl": "Control", "control": "Control", "ctl": "Control", "cmd": "Control", "command": "Control", "win": "Meta",
-         "meta": "Meta", "super": "Meta", "alt": "Alt", "option": "Alt", "shift": "Shift", "enter": "Enter", "return": "Enter",
-         "esc": "Escape", "escape": "Escape", "del": "Delete", "delete": "Delete", "backspace": "Backspace", "tab": "Tab",
-         "space": "Space", "spacebar": "Space", "home": "Home", "end": "End", "insert": "Insert",
-         "pageup": "PageUp", "pgup": "PageUp", "page_up": "PageUp", "pagedown": "PageDown", "pgdn": "PageDown",
-         "page_down": "PageDown", **{f"f{n}": f"F{n}" for n in range(1, 13)},
-         **{name: f"Arrow{way.title()}" for way in ("up", "down", "left", "right")
-            for name in (way, f"arrow{way}", f"arrow_{way}", f"{way}_arrow")}}
-MODIFIERS = ("Control", "Shift", "Alt", "Meta")
+ALIASES = {"answer": "response", "type": "write", "typewrite": "write", "goback": "gobackward", "back": "gobackward",
+           "forward": "goforward", "navigate": "openurl", "goto": "openurl", "key": "press", "finish": "terminate",
+           "leftclick": "click", "hover": "moveto", "select": "selectoption"}
 
 
-class _Bad(Exception):
-    """Why one call gives no action; never leaves `parse`."""
-
-    def __init__(self, error: Error, why: str) -> None:
-        super().__init__(why)
-        self.error: Error = error
-
-
-def parse(reply: str, grid: tuple[int, int], viewport: tuple[int, int]) -> Turn:
+def parse(reply: str, grid: Size, viewport: Size) -> Turn:
     """A reply in the ScaleCUA grammar as a Turn. Never raises.
 
     grid: (width, height) of the resized image the model saw, in whose pixels it gives coordinates; viewport: (width,
     height) in CSS pixels. A call that cannot be read is skipped with a warning; the turn has an error only where no
-    call at all could be read.
+    call at all could be read. `write` replaces what the field holds, which is our actor's convention.
 
-    >>> parse("<operation>\\nOpen menu\\n</operation>\\n<action>\\nclick(x=644, y=364)\\n</action>", (1288, 728), (1280, 720))
-    Turn(actions=(Action(kind='click', x=640.0, y=360.0, to=None, button='left', count=1, dx=0.0, dy=0.0, text='', \
-keys=(), chord=False, times=1, seconds=0.0, status=''),), thought='', operation='Open menu', error=None, warnings=())
+    >>> turn = parse("<operation>\\nOpen menu\\n</operation>\\n<action>\\nclick(x=644, y=364)\\n</action>", (1288, 728), (1280, 720))
+    >>> turn.operation, turn.actions[0].x, turn.actions[0].y
+    ('Open menu', 640.0, 360.0)
     """
-    reply = str(reply)[:MAX_REPLY]
+    reply = plain(reply)[:MAX_REPLY]
     thought, operation, block = (_tag(reply, name) for name in ("think", "operation", "action"))
     warnings: list[str] = []
     if block is None:
         block = reply.rsplit("</operation>", 1)[-1]
         warnings.append("no <action> tag")
-    turn = dict(thought=(thought or "").strip(), operation=" ".join((operation or "").split())[:300])
-    if not reply.strip():
-        return Turn(error="empty", **turn)
+    place = on_page(grid, viewport, warnings, fractions=True)
+    return turn_of(_json_calls(block) or calls(block, known, warnings), lambda name, given: [call_action(name, given, place, viewport)],
+                   block, warnings, thought or "", operation or "")
+
+
+def turn_of(found: Iterable[tuple[str, Arguments | Bad]], act: Callable[[str, Arguments], list[Action]], block: str,
+            warnings: list[str], thought: str = "", operation: str = "") -> Turn:
+    """A Turn of the calls that `act` can make actions of; of the first error where it can of none."""
     actions: list[Action] = []
     errors: list[Error] = []
-    for name, arguments in _calls(block):
+    for number_, (name, given) in enumerate(found):
+        if number_ == MAX_CALLS:
+            warnings.append(f"more than {MAX_CALLS} calls in a turn")
+            break
         try:
-            if len(actions) == MAX_ACTIONS:
-                warnings.append(f"more than {MAX_ACTIONS} actions in a turn")
-                break
-            actions.append(_action(name, arguments, grid, viewport, warnings))
-        except _Bad as bad:
+            if isinstance(given, Bad):
+                raise given
+            actions += act(name, given)
+        except Bad as bad:
             errors.append(bad.error)
             warnings.append(f"{name}: {bad}")
+    said = dict(thought=thought.strip(), operation=" ".join(operation.split())[:300])
     if actions:
-        return Turn(tuple(actions), warnings=tuple(warnings), **turn)
-    unknown: Error = "unknown_action" if re.search(r"\w+\s*\(", block) else "no_action"
-    return Turn(error=errors[0] if errors else unknown, warnings=tuple(warnings), **turn)
+        return Turn(tuple(actions), warnings=tuple(warnings), **said)
+    unknown: Error = "unknown_action" if re.search(r"\w\(", block) else "no_action" if block.strip() else "empty"
+    return Turn(error=errors[0] if errors else unknown, warnings=tuple(warnings), **said)
+
+
+def known(name: str) -> bool:
+    return name in PARAMETERS or name in ALIASES
 
 
 def _tag(reply: str, name: str) -> str | None:
@@ -133,216 +133,165 @@ def _tag(reply: str, name: str) -> str | None:
     return inside[:min(ends)] if ends else inside
 
 
-def _calls(block: str) -> Iterator[tuple[str, tuple[list, dict] | None]]:
-    """The calls in a block with their literal arguments (None: unreadable), in order.
-
-    Where a call ends is not known until its strings are: each closing parenthesis at the end of a line is tried,
-    nearest first, until what lies before it is a Python call. A call that never is one (an unescaped quote) ends at
-    the first of them, and its text is what stands between its outer quotes.
-    """
-    at = 0
-    while (start := _CALL.search(block, at)) is not None:
-        name = ALIASES.get(start[1], start[1])
-        body = block[start.end():start.end() + MAX_CALL].split("</action>")[0]
-        ends = [(m.start(), m.end()) for m in list(_CALL_END.finditer(body))[:20]]
-        if not ends:                                                     # the closing parenthesis is missing
-            ends = [(len(body.rstrip().rstrip("`").rstrip()), len(body))]
-        read = next(((end, found) for end in ends if (found := _literals(body[:end[0]])) is not None), None)
-        if read is None:
-            following = _CALL.search(body, body.find("\n") + 1 or len(body))
-            before = [end for end in ends if following is None or end[0] < following.start()]
-            end = before[-1] if before else ends[0]
-            read = end, _quoted(body[:end[0]]) if name in ("write", "response") else None
-        (_, stop), arguments = read
-        at = start.end() + stop
-        yield name, arguments
+def _json_calls(block: str) -> list[tuple[str, Arguments]]:
+    """Calls written as {"name": .., "arguments": {..}}, one or a list of them, as tool-calling models write them."""
+    text = re.sub(r"^\s*(?:```\w*\s*)?", "", block)
+    if text[:1] not in ("{", "["):
+        return []
+    try:
+        value = literal(text, 0)[0]
+    except Bad:
+        return []
+    found = []
+    for call in value if isinstance(value, list) else [value]:
+        if isinstance(call, dict) and known(name := fold(call.get("name", call.get("action", "")))):
+            given = call.get("arguments", {k: v for k, v in call.items() if k not in ("name", "action")})
+            found.append((name, ([], {fold(k): v for k, v in given.items()} if isinstance(given, dict) else {})))
+    return found
 
 
-def _literals(text: str) -> tuple[list, dict] | None:
-    """Positional and keyword arguments of `f(text)` if all are literals; read by Python's parser, never run."""
-    for attempt in (text, text.strip().replace("\n", "\\n")):        # a line break inside a string
-        try:
-            with warnings.catch_warnings(action="ignore"):           # of the escapes in a model's strings
-                call = ast.parse(f"f({attempt})", mode="eval").body
-            if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
-                return None
-            return [ast.literal_eval(a) for a in call.args], {k.arg: ast.literal_eval(k.value) for k in call.keywords if k.arg}
-        except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
-            continue
-    return None
-
-
-def _quoted(text: str) -> tuple[list, dict] | None:
-    """The one string argument of a call whose quotes are not escaped: from its first quote to its last."""
-    opening = re.match(r"\s*(?:\w+\s*=\s*)?(['\"])", text)
-    closing = text.rfind(opening[1]) if opening else -1
-    if opening is None or closing < opening.end() or text[closing + 1:].strip(" ,\n)`"):
-        return None
-    inner = text[opening.end():closing]
-    return [re.sub(r"\\([nt'\"\\])", lambda m: {"n": "\n", "t": "\t"}.get(m[1], m[1]), inner)], {}
-
-
-def _action(name: str, arguments: tuple[list, dict] | None, grid: tuple[int, int], viewport: tuple[int, int],
-            warnings: list[str]) -> Action:
-    if arguments is None:
-        raise _Bad("bad_syntax", "arguments are not literals")
+def call_action(name: str, arguments: Arguments, place: Callable[[object], tuple[float, float]], viewport: Size) -> Action:
+    """The action of one call. Raises Bad."""
+    name = ALIASES.get(name, name)
     positional, given = arguments
     if name == "hotkey":
-        keys = given.get("keys", positional[0] if len(positional) == 1 else positional)
-        return Action("key", keys=_keys(keys), chord=True)
+        given_keys = given.get("keys", given.get("key", positional[0] if len(positional) == 1 else positional))
+        return Action("key", keys=keys(given_keys), how="chord")
     given = dict(zip(PARAMETERS[name], positional)) | given
 
-    def point(x: object, y: object) -> tuple[float, float]:
-        return _point(x, y, grid, viewport, warnings)
+    def spot() -> tuple[float, float]:
+        x, y = given.get("x", given.get("point", given.get("coordinate"))), given.get("y")
+        return place(x if isinstance(x, (list, str)) and y is None else [x, y])
+
+    def count(key: str, most: int, default: int = 1) -> int:
+        return min(most, max(1, int(number(given.get(key, default)))))
 
     match name:
-        case "click" | "doubleClick" | "rightClick":
-            x, y = point(given.get("x"), given.get("y"))
-            button = "right" if name == "rightClick" else given.get("button", "left")
+        case "click" | "doubleclick" | "rightclick":
+            button = "right" if name == "rightclick" else given.get("button", "left")
             if button not in ("left", "right", "middle"):
-                raise _Bad("bad_syntax", f"no such button: {str(button)[:20]}")
-            count = 2 if name == "doubleClick" else min(3, max(1, int(_number(given.get("clicks", 1)))))
-            return Action("click", x, y, button=button, count=count)
-        case "moveTo":
-            x, y = point(given.get("x"), given.get("y"))
-            return Action("hover", x, y)
-        case "dragTo":
-            return Action("drag", to=point(given.get("x"), given.get("y")))
+                raise Bad("bad_syntax", f"no such button: {str(button)[:20]}")
+            return Action("click", *spot(), button=button, count=2 if name == "doubleclick" else count("clicks", 3))
+        case "moveto":
+            return Action("hover", *spot())
+        case "dragto":
+            return Action("drag", to=spot())
+        case "selectoption":
+            return Action("select", *spot(), option=plain(given.get("value", given.get("option"))))
         case "swipe":
-            return _swipe(given, point, viewport)
+            return _swipe(given, place, viewport)
         case "scroll":
-            at = point(given["x"], given["y"]) if given.get("x") is not None else (None, None)
-            return Action("scroll", *at, dy=-100.0 * max(-50, min(50, _number(given.get("clicks", -5)))))
+            at = spot() if given.get("x") is not None else (None, None)
+            return Action("scroll", *at, dy=-100.0 * max(-50, min(50, number(given.get("clicks", -5)))))
         case "press":
-            return Action("key", keys=_keys(given.get("keys")), times=min(20, max(1, int(_number(given.get("presses", 1))))))
+            return Action("key", keys=keys(given.get("keys", given.get("key"))), times=count("presses", 20))
+        case "keydown" | "keyup":
+            return Action("key", keys=keys(given.get("key", given.get("keys"))), how="down" if name == "keydown" else "up")
         case "write":
             text = given.get("message", given.get("text", given.get("content")))
             if text is None:
-                raise _Bad("bad_syntax", "no message")
-            return Action("type", text=str(text))
+                raise Bad("bad_syntax", "no message")
+            text, submit = typed(text)
+            return Action("type", text=text, submit=submit)
         case "wait":
-            return Action("wait", seconds=min(10.0, max(0.0, _number(given.get("seconds", 3)))))
-        case "open_url":
-            return Action("goto", text=str(given.get("url", "")))
-        case "go_backward" | "go_forward":
-            return Action("back" if name == "go_backward" else "forward")
+            return Action("wait", seconds=min(10.0, max(0.0, number(given.get("seconds", 3)))))
+        case "openurl":
+            return Action("goto", text=plain(given.get("url")))
+        case "gobackward" | "goforward":
+            return Action("back" if name == "gobackward" else "forward")
         case "response":
-            return Action("answer", text=str(given.get("answer", given.get("message", ""))))
+            return Action("answer", text=plain(given.get("answer", given.get("message"))))
+        case "calluser":
+            return Action("ask", text=plain(given.get("message")))
         case _:
             status = "success" if str(given.get("status", "success")).lower() == "success" else "failure"
-            return Action("stop", status=status, text=str(given.get("info") or ""))
+            return Action("stop", status=status, text=plain(given.get("info")))
 
 
-def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 1e6:   # NaN too
-        raise _Bad("bad_syntax", f"not a number: {str(value)[:20]}")
-    return float(value)
-
-
-def _point(x: object, y: object, grid: tuple[int, int], viewport: tuple[int, int], warnings: list[str]) -> tuple[float, float]:
-    """Model coordinates to CSS pixels: pixels of the resized image, or fractions where both are floats in [0, 1]
-    (training data of 0-1 floats leaks). Mapped first, then clamped: the grid may be larger than the page."""
-    try:
-        px, py = _number(x), _number(y)
-    except _Bad as bad:
-        raise _Bad("bad_point", str(bad)) from None
-    fractions = isinstance(x, float) and isinstance(y, float) and 0 <= x <= 1 and 0 <= y <= 1
-    scale = (1.0, 1.0) if fractions else grid
-    mapped = []
-    for value, span, side in ((px, scale[0], viewport[0]), (py, scale[1], viewport[1])):
-        css = value / span * side
-        inside = min(max(css, 0.0), side - 1.0)
-        if abs(css - inside) > 0.02 * side:
-            raise _Bad("bad_point", f"({str(x)[:20]}, {str(y)[:20]}) lies outside the screenshot")
-        mapped.append(inside)
-    if fractions:
-        warnings.append("coordinates as fractions")
-    return mapped[0], mapped[1]
-
-
-def _swipe(given: dict, point, viewport: tuple[int, int]) -> Action:
+def _swipe(given: dict, place: Callable[[object], tuple[float, float]], viewport: Size) -> Action:
     """A finger's swipe: up shows what is further down. With two points the page moves by their distance."""
-    ends = [given.get(k) for k in ("from_coord", "to_coord")]
-    for end in ends:
-        if end is not None and not (isinstance(end, (list, tuple)) and len(end) == 2):
-            raise _Bad("bad_point", "from_coord and to_coord are [x, y]")
-    start = point(*ends[0]) if ends[0] else (None, None)
-    if ends[0] and ends[1]:
-        to = point(*ends[1])
+    start = place(given["fromcoord"]) if given.get("fromcoord") else (None, None)
+    if given.get("fromcoord") and given.get("tocoord"):
+        to = place(given["tocoord"])
         return Action("scroll", *start, dx=start[0] - to[0], dy=start[1] - to[1])
-    amount = min(1.0, max(0.0, _number(given.get("amount", 0.5))))
-    ways = {"up": (0, 1), "down": (0, -1), "left": (1, 0), "right": (-1, 0)}
-    direction = str(given.get("direction", "up")).lower()
-    if direction not in ways:
-        raise _Bad("bad_syntax", f"no such direction: {direction[:20]}")
-    return Action("scroll", *start, dx=ways[direction][0] * amount * viewport[0], dy=ways[direction][1] * amount * viewport[1])
+    amount = min(1.0, max(0.0, number(given.get("amount", 0.5))))
+    return scroll(str(given.get("direction", "up")), amount, viewport, start, finger=True)
 
 
-def _keys(given: object) -> tuple[str, ...]:
-    """Playwright's names of the keys in "ctrl+a", "ctrl a", ["ctrl", "a"]; modifiers first."""
-    parts = [given] if isinstance(given, str) else given
-    if not isinstance(parts, (list, tuple)) or not parts or len(parts) > 10:
-        raise _Bad("bad_key", f"no keys in {str(given)[:40]!r}")
-    names: list[str] = []
-    for part in parts:
-        part = str(part)
-        single = part if len(part) == 1 else part.strip()
-        for name in [single] if len(single) == 1 or single.lower() in _KEYS else re.split(r"[+\s-]+", single):
-            key = _KEYS.get(name.lower(), name if len(name) == 1 and name.isprintable() else None)
-            if key is None:
-                raise _Bad("bad_key", f"no such key: {name[:20]!r}")
-            names.append(key)
-    held = [k for k in MODIFIERS if k in names]
-    letters = [k.lower() if held and "Shift" not in held and len(k) == 1 else k for k in names if k not in held]
-    return tuple(held + letters)
+def scroll(direction: str, amount: float, viewport: Size, at: tuple = (None, None), finger: bool = False) -> Action:
+    """A scroll by `amount` viewports toward what lies in `direction`, or as a finger moves; raises Bad."""
+    ways = {"down": (0, 1), "up": (0, -1), "right": (1, 0), "left": (-1, 0)}
+    if direction.strip().lower() not in ways:
+        raise Bad("bad_syntax", f"no such direction: {direction[:20]}")
+    right, down = ways[direction.strip().lower()]
+    sign = -amount if finger else amount
+    return Action("scroll", *at, dx=sign * right * viewport[0] + 0.0, dy=sign * down * viewport[1] + 0.0)
 
 
 # ---- writing a reply ----
 
-def format_call(action: Action, grid: tuple[int, int], viewport: tuple[int, int]) -> str:
+def format_call(action: Action, grid: Size, viewport: Size) -> str:
     """The ScaleCUA call for an action; `parse` reads it back. Coordinates in whole pixels of the resized image.
 
     >>> format_call(Action("click", 640, 360), (1288, 728), (1280, 720))
     'click(x=644, y=364)'
     """
-    def at(x: float, y: float) -> tuple[int, int]:
-        return round(x / viewport[0] * grid[0]), round(y / viewport[1] * grid[1])
+    def at(x: float, y: float) -> str:
+        return "x={}, y={}".format(*to_grid((x, y), grid, viewport))
 
     match action.kind:
         case "click":
-            x, y = at(action.x, action.y)
-            name = "rightClick" if action.button == "right" else "click"
+            name = "rightClick" if action.button == "right" and action.count == 1 else "click"
             extra = f", clicks={action.count}" if action.count > 1 else ""
-            return f"{name}(x={x}, y={y}{extra})" if action.button != "middle" else f"click(x={x}, y={y}{extra}, button='middle')"
+            button = f", button='{action.button}'" if action.button != "left" and name == "click" else ""
+            return f"{name}({at(action.x, action.y)}{extra}{button})"
         case "hover" | "drag":
-            x, y = at(*(action.to or (action.x, action.y)))
-            return f"{'moveTo' if action.kind == 'hover' else 'dragTo'}(x={x}, y={y})"
+            return f"{'moveTo' if action.kind == 'hover' else 'dragTo'}({at(*(action.to or (action.x, action.y)))})"
         case "scroll":
-            way, share = (("up" if action.dy > 0 else "down", abs(action.dy) / viewport[1]) if action.dy
-                          else ("left" if action.dx > 0 else "right", abs(action.dx) / viewport[0]))
-            start = f"from_coord={list(at(action.x, action.y))}, " if action.x is not None else ""
-            return f"swipe({start}direction='{way}', amount={round(share, 2)})"
+            return _format_scroll(action, grid, viewport)
         case "type":
-            return f"write(message={action.text!r})"
+            return f"write(message={quote(action.text + chr(10) * action.submit)})"
+        case "key" if action.how == "chord":
+            return f"hotkey({', '.join(quote(k) for k in action.keys)})"
         case "key":
-            if action.chord:
-                return f"hotkey({', '.join(repr(k) for k in action.keys)})"
-            keys = repr(action.keys[0]) if len(action.keys) == 1 else repr(list(action.keys))
-            return f"press(keys={keys}{f', presses={action.times}' if action.times > 1 else ''})"
+            names = quote(action.keys[0]) if len(action.keys) == 1 else "[" + ", ".join(map(quote, action.keys)) + "]"
+            if action.how != "sequence":
+                return f"{'keyDown' if action.how == 'down' else 'keyUp'}(key={names})"
+            return f"press(keys={names}{f', presses={action.times}' if action.times > 1 else ''})"
+        case "select":
+            return f"select_option({at(action.x, action.y)}, value={quote(action.option)})"
         case "wait":
             return f"wait(seconds={action.seconds:g})"
         case "goto":
-            return f"open_url(url={action.text!r})"
+            return f"open_url(url={quote(action.text)})"
         case "back" | "forward":
             return "go_backward()" if action.kind == "back" else "go_forward()"
         case "answer":
-            return f"response(answer={action.text!r})"
+            return f"response(answer={quote(action.text)})"
+        case "ask":
+            return f"call_user(message={quote(action.text)})" if action.text else "call_user()"
         case _:
-            info = f", info={action.text!r}" if action.text else ""
-            return f"terminate(status='{action.status}'{info})"
+            return f"terminate(status='{action.status}'{f', info={quote(action.text)}' if action.text else ''})"
+
+
+def _format_scroll(action: Action, grid: Size, viewport: Size) -> str:
+    """In one direction by a share of the viewport; along both, the distance between two points."""
+    start = list(to_grid((action.x, action.y), grid, viewport)) if action.x is not None else None
+    if action.dx and action.dy:
+        begin = (action.x, action.y) if start else (viewport[0] / 2, viewport[1] / 2)
+        ends = [list(to_grid(p, grid, viewport)) for p in (begin, (begin[0] - action.dx, begin[1] - action.dy))]
+        return f"swipe(from_coord={ends[0]}, to_coord={ends[1]})"
+    way, share = (("up" if action.dy > 0 else "down", abs(action.dy) / viewport[1]) if action.dy
+                  else ("left" if action.dx > 0 else "right", abs(action.dx) / viewport[0]))
+    return f"swipe({f'from_coord={start}, ' if start else ''}direction='{way}', amount={round(share, 2)})"
 
 
 def format_reply(operation: str, calls: list[str], thought: str = "") -> str:
     """A whole reply: operation and calls in their tags, with a thought before them where there is one."""
     think = f"<think>\n{thought}\n</think>\n" if thought else ""
     return f"{think}<operation>\n{operation}\n</operation>\n<action>\n" + "\n".join(calls) + "\n</action>"
+
+
+if __name__ == "__main__":
+    from jhima.dialects import main
+    main()
