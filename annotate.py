@@ -1,125 +1,166 @@
 """Stage 1 (section 3.2): a teacher model turns GUI trajectories into ordered subtasks.
 
+    python annotate.py --data DATA/meta.json --out runs/annotations.jsonl --estimate         # what it would cost
+    python annotate.py --data DATA/meta.json --out runs/annotations.jsonl [--batch]          # needs OPENAI_API_KEY
     python annotate.py --data runs/demos/meta.json --out runs/annotations.jsonl \\
-        --base-url http://127.0.0.1:8399/v1 --model pocket-teacher
+        --base-url http://127.0.0.1:8399/v1 --model pocket-teacher                           # a local teacher
+    python annotate.py --out runs/annotations.jsonl --stats                                  # the paper's Table 3
 
 Every trajectory's task, first screenshot and actions with the screenshots that followed go to the teacher; its reply
-is read strictly, and becomes one line of the output: {trajectory, task, analysis, subtasks, unnecessary, reply,
-failed}. A reply that cannot be read is asked for once more, then recorded as failed with its text. The output only
-ever grows; running the same command again annotates what is missing.
+is read strictly, and becomes one line of the output: {trajectory, platform, task, analysis, subtasks, unnecessary,
+odd, tokens, reply, failed}. A reply that cannot be read is asked for once more, then recorded as failed with its text.
+The output only ever grows; running the same command again annotates what is missing.
 """
 from __future__ import annotations
 
 import argparse
 import asyncio
-import base64
-import json
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 
 import openai
 from tqdm import tqdm
 
-from jhima.data import Trajectory, read_trajectories
-from jhima.prompts import annotation_parts, read_annotation
+from jhima.annotation import OUTPUT_TOKENS, Output, Refused, Unreachable, annotate, estimate_tokens, load
+from jhima.batch import Where, annotate_batches
+from jhima.data import Broken, read_lines, read_meta, trajectory_keys
+
+SAMPLED = 50                              # trajectories that the estimate is made from
 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="ScaleCUA meta file that names the trajectories")
-    parser.add_argument("--out", type=Path, required=True, help="JSON lines, appended to")
-    parser.add_argument("--base-url", help="OpenAI-compatible endpoint (default: OpenAI's)")
-    parser.add_argument("--model", default="gpt-5.2-codex", help="the teacher (default: %(default)s, as in the paper)")
-    parser.add_argument("--limit", type=int, help="annotate at most N trajectories")
-    parser.add_argument("--concurrency", type=int, default=8, help="requests in flight (default: %(default)s)")
-    parser.add_argument("--retries", type=int, default=6, help="tries of a request that fails for a time (default: %(default)s)")
+    add = parser.add_argument
+    add("--data", type=Path, help="ScaleCUA meta file that names the trajectories (needed unless --stats)")
+    add("--out", type=Path, required=True, help="JSON lines, appended to")
+    add("--base-url", help="OpenAI-compatible endpoint (default: OpenAI's)")
+    add("--model", default="gpt-5.2-codex", help="the teacher (default: %(default)s, as in the paper)")
+    add("--api", choices=("chat", "responses"), help="(default: responses at OpenAI, chat elsewhere)")
+    add("--limit", type=int, help="annotate at most N trajectories")
+    add("--concurrency", type=int, default=8, help="requests (or batches) in flight (default: %(default)s)")
+    add("--retries", type=int, default=8, help="tries of a request that fails for a time (default: %(default)s)")
+    add("--timeout", type=float, default=300.0, help="seconds that one try may take (default: %(default)s)")
+    add("--prices", type=float, nargs=2, metavar=("IN", "OUT"),
+        help="dollars a million tokens, for estimate and bar; look yours up (default: 1.75 14 at OpenAI, 0 elsewhere)")
+    add("--estimate", action="store_true", help="say what it would cost, and send nothing")
+    add("--batch", action="store_true", help="use OpenAI's Batch API: half the price, within a day")
+    add("--poll", type=float, default=60.0, help="seconds between looks at batches (default: %(default)s)")
+    add("--stats", action="store_true", help="print the statistics of what --out holds (Table 3)")
     return parser.parse_args()
 
 
 def main() -> None:
     args = parse_args()
     try:
-        trajectories = read_trajectories(args.data)
-        done = finished(args.out)
-    except ValueError as error:
+        if args.stats:
+            print(statistics(args.out))
+            return
+        if args.data is None:
+            raise ValueError("--data is needed (or --stats)")
+        for name in ("concurrency", "retries"):
+            if getattr(args, name) < 1:
+                raise ValueError(f"--{name}: expected at least 1, got {getattr(args, name)}")
+        args.prices = args.prices or ((0.0, 0.0) if args.base_url else (1.75, 14.0))
+        data_sets = read_meta(args.data, steps_only=True)
+        output = Output(args.out)
+    except (ValueError, OSError) as error:
         sys.exit(f"annotate.py: {error}")
-    todo = [t for t in trajectories if t.key not in done][:args.limit]
-    args.out.parent.mkdir(parents=True, exist_ok=True)
+    every = {key: (data_set, number) for data_set in data_sets for number, key in enumerate(trajectory_keys(data_set))}
+    todo = dict([item for item in every.items() if item[0] not in output.done][:args.limit])
+    broken = sum((data_set.lines.left_out for data_set in data_sets), Counter())
+    if broken:
+        print("lines that are no steps:", ", ".join(f"{count} {reason}" for reason, count in sorted(broken.items())))
+    if todo:
+        print(estimate(list(todo.values()), args.prices, args.batch))
+    if args.estimate:
+        return
     try:
-        failed = asyncio.run(annotate_all(args, todo))
+        left_out = asyncio.run(annotate_all(args, output, every, todo)) if todo else Counter()
     except KeyboardInterrupt:
         sys.exit("annotate.py: stopped; run the same command to go on")
-    print(f"{args.out}: {len(done) + len(todo)} of {len(trajectories)} trajectories, {failed} failed now")
+    except Refused as error:
+        sys.exit(f"annotate.py: the teacher {args.model} cannot be asked: {error}; run the same command to go on")
+    finally:
+        output.close()
+    print(f"{args.out}: {len(output.done & every.keys())} of {len(every)} trajectories, {output.failed} failed")
+    for reason, count in sorted(left_out.items()):
+        print(f"left for another run: {count} {reason}")
 
 
-def finished(out: Path) -> set[str]:
-    """Keys of the trajectories that `out` already holds; a line cut short by a kill is taken off its end."""
-    if not out.exists():
-        return set()
-    text = out.read_bytes()
-    whole = text[:text.rfind(b"\n") + 1]
-    if whole != text:
-        out.write_bytes(whole)
-    try:
-        return {json.loads(line)["trajectory"] for line in whole.splitlines()}
-    except (ValueError, KeyError, TypeError):
-        raise ValueError(f"{out}: holds lines that annotate.py did not write; give another --out") from None
+def estimate(todo: list[Where], prices: tuple[float, float], batch: bool) -> str:
+    """Tokens and dollars for `todo`, from a sample of it."""
+    tokens = []
+    for data_set, number in todo[::-(-len(todo) // SAMPLED)]:
+        try:
+            tokens.append(estimate_tokens(*load(data_set, number)))
+        except (Broken, OSError):
+            continue
+    mean = sum(tokens) / max(1, len(tokens))
+    dollars = cost([mean * len(todo), OUTPUT_TOKENS * len(todo)], prices) * (0.5 if batch else 1)
+    return (f"about {mean * len(todo):,.0f} tokens in and {OUTPUT_TOKENS * len(todo):,} out for {len(todo):,} trajectories "
+            f"(from {len(tokens)} of them): ${dollars:,.2f} at ${prices[0]:g} and ${prices[1]:g} a million"
+            + (", halved for --batch" if batch else ""))
 
 
-async def annotate_all(args: argparse.Namespace, todo: list[Trajectory]) -> int:
+def cost(tokens: list[float], prices: tuple[float, float]) -> float:
+    """Dollars for (tokens in, tokens out)."""
+    return sum(used * price for used, price in zip(tokens, prices)) / 1e6
+
+
+async def annotate_all(args: argparse.Namespace, output: Output, every: dict[str, Where], todo: dict[str, Where]) -> Counter:
+    """Annotates `todo`, a part of `every`, into `output`; returns what was left undone, by reason."""
     key = os.environ.get("OPENAI_API_KEY") or ("none" if args.base_url else "")
-    if todo and not key:
+    if not key:
         sys.exit("annotate.py: no OPENAI_API_KEY in the environment (a local teacher needs --base-url)")
-    # The client's own retries: exponential back-off on 408, 409, 429, 5xx and lost connections.
-    client = openai.AsyncOpenAI(base_url=args.base_url, api_key=key, max_retries=args.retries, timeout=300)
-    slots, tokens, failed = asyncio.Semaphore(args.concurrency), 0, 0
-    with args.out.open("a", encoding="utf-8") as out, tqdm(total=len(todo), desc="annotate", unit="trajectory") as bar:
-        async def one(trajectory: Trajectory) -> None:
-            nonlocal tokens, failed
-            async with slots:
-                row, used = await annotate(client, args.model, trajectory)
-            out.write(json.dumps(row, ensure_ascii=False) + "\n")
-            out.flush()
-            tokens, failed = tokens + used, failed + row["failed"]
-            bar.set_postfix(tokens=tokens, failed=failed)
-            bar.update()
+    api = args.api or ("chat" if args.base_url else "responses")
+    client = openai.AsyncOpenAI(base_url=args.base_url, api_key=key, max_retries=0, timeout=args.timeout)
+    if args.batch:
+        return await annotate_batches(client, output, every, list(todo), args.model, api, args.concurrency, args.poll)
+    left_out: Counter[str] = Counter()
+    queue = iter(todo.values())
+    with tqdm(total=len(todo), desc="annotate", unit="trajectory") as bar:
+        async def worker() -> None:
+            for data_set, number in queue:
+                try:
+                    output.add(await annotate(client, data_set, number, args.model, api, args.retries, args.timeout))
+                except Unreachable as error:
+                    left_out[str(error)] += 1
+                except (Broken, OSError) as error:
+                    left_out[str(error) if isinstance(error, Broken) else "image missing"] += 1
+                bar.set_postfix(tokens=f"{sum(output.tokens):,}", cost=f"${cost(output.tokens, args.prices):.2f}", failed=output.failed)
+                bar.update()
 
         try:
             async with asyncio.TaskGroup() as group:
-                for trajectory in todo:
-                    group.create_task(one(trajectory))
-        except* openai.OpenAIError as errors:
-            error = errors.exceptions[0]
-            sys.exit(f"annotate.py: the teacher {args.model} cannot be asked: {error}; run the same command to go on")
-    return failed
+                for _ in range(args.concurrency):
+                    group.create_task(worker())
+        except* Refused as refused:
+            raise refused.exceptions[0] from None
+    return left_out
 
 
-async def annotate(client: openai.AsyncOpenAI, model: str, trajectory: Trajectory) -> tuple[dict, int]:
-    """One trajectory's line of output, and the tokens it took."""
-    images = [step.image.read_bytes() for step in trajectory.steps]
-    steps = [(step.operation, after) for step, after in zip(trajectory.steps, [*images[1:], b""])]
-    content = [_part(part) for part in annotation_parts(trajectory.task, images[0], steps)]
-    row = {"trajectory": trajectory.key, "task": trajectory.task, "analysis": "", "subtasks": [], "unnecessary": None}
-    tokens = 0
-    for _ in range(2):
-        completion = await client.chat.completions.create(model=model, messages=[{"role": "user", "content": content}])
-        reply = completion.choices[0].message.content or ""
-        tokens += completion.usage.total_tokens if completion.usage else 0
+def statistics(out: Path) -> str:
+    """The paper's Table 3 for a file of annotations, and how many could not be made."""
+    rows: dict[str, list[tuple[int, bool]]] = {}
+    failed, odd = 0, Counter()
+    for place, row in read_lines(out):
         try:
-            analysis, subtasks, unnecessary = read_annotation(reply)
-        except ValueError:
-            continue
-        return row | {"analysis": analysis, "subtasks": [vars(g) for g in subtasks], "unnecessary": unnecessary,
-                      "reply": reply, "failed": False}, tokens
-    return row | {"reply": reply, "failed": True}, tokens
-
-
-def _part(part: str | bytes) -> dict:
-    if isinstance(part, str):
-        return {"type": "text", "text": part}
-    url = "data:image/png;base64," + base64.b64encode(part).decode()
-    return {"type": "image_url", "image_url": {"url": url}}
+            odd.update(row.get("odd", []))
+            if row["failed"]:
+                failed += 1
+            else:
+                rows.setdefault(row.get("platform", "Web"), []).append((len(row["subtasks"]), row["unnecessary"] is not None))
+        except (KeyError, TypeError):
+            raise ValueError(f"{place}: expected a line of annotate.py") from None
+    table = [f"{'Platform':<12}{'# Examples':>12}{'Avg. # Subtasks':>18}{'Unnecessary Actions':>22}"]
+    for name, found in [*sorted(rows.items()), ("Total", sum(rows.values(), []))]:
+        count = max(1, len(found))
+        table.append(f"{name:<12}{len(found):>12,}{sum(n for n, _ in found) / count:>18.2f}"
+                     f"{sum(u for _, u in found) / count:>22.1%}")
+    table.append(f"failed: {failed}" + "".join(f"; {reason}: {count}" for reason, count in sorted(odd.items())))
+    return "\n".join(table)
 
 
 if __name__ == "__main__":

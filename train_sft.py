@@ -3,9 +3,14 @@
     deepspeed train_sft.py --role decomposer --data runs/demos/meta.json --annotations runs/annotations.jsonl
     deepspeed train_sft.py --role actor      --data runs/demos/meta.json --annotations runs/annotations.jsonl
 
-Full parameters, vision tower frozen as in ScaleCUA's released recipe, cosine schedule with warm-up, loss on the
-reply's tokens only: minus their mean log-likelihood over the global batch. Defaults are the paper's (section 4.3), for
-8 GPUs: 2 samples x 4 accumulation steps x 8 = 64. Running the same command again resumes from the last checkpoint.
+Full parameters of the language model and of the projector behind the vision tower; the tower itself stays frozen, as
+in ScaleCUA's released recipe, unless --tune-vision. Cosine schedule with warm-up, loss on the replies' tokens only:
+minus their mean log-likelihood over the global batch. Samples are packed end to end, without padding. Defaults are the
+paper's (section 4.3), for 8 GPUs: 2 samples x 4 accumulation steps x 8 = 64. The actor also learns from grounding data
+and chats, where the meta file names them. Running the same command again resumes from the last checkpoint: same
+samples, same numbers.
+
+OUT gets the model, metrics.jsonl with a line a step (see README), and sft.json, which counts what was left out and why.
 """
 from __future__ import annotations
 
@@ -13,19 +18,27 @@ import argparse
 import json
 import math
 import os
-import random
 import shutil
 import sys
 import time
+from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from jhima.data import actor_samples, decomposer_sample, read_annotations, read_trajectories
-from jhima.engine import all_sum, backward, full_state, init_distributed, make_engine, nothing, step
-from jhima.policy import Policy, Sample, check_checkpoint, default_dtype, load_policy, save_policy
+from jhima.data import read_annotations, read_meta
+from jhima.engine import all_sum, backward, full_state, init_distributed, make_engine, step
+from jhima.packing import Pack, PackedPolicy
+from jhima.policy import check_checkpoint, default_dtype, load_policy, save_policy
+from jhima.runs import same_run
+from jhima.supervision import Batch, Batches, Supervision, make_batch
+
+MAX_EVALUATED = 512                       # held-back samples in one evaluation
+CACHE_BYTES = 512 << 20                   # of frozen vision features, for runs of several epochs
 
 
 def parse_args() -> argparse.Namespace:
@@ -41,15 +54,19 @@ def parse_args() -> argparse.Namespace:
     add("--lr", type=float, default=1e-5, help="peak learning rate (default: %(default)s)")
     add("--warmup", type=float, default=0.03, help="share of steps that warm up (default: %(default)s)")
     add("--clip", type=float, default=1.0, help="gradient norm to clip at (default: %(default)s)")
-    add("--max-length", type=int, default=30720, help="longer samples are left out and counted (default: %(default)s)")
+    add("--max-length", type=int, default=30720,
+        help="tokens of a pack; longer samples are left out whole and counted (default: %(default)s)")
+    add("--eval-share", type=float, default=0.002,
+        help="share of trajectories and other samples that is held back for the evaluation loss (default: %(default)s)")
     add("--deepspeed-config", type=Path, default=Path("ds_config.json"),
         help="micro-batch, accumulation and ZeRO-3 settings (default: %(default)s)")
-    add("--micro-batch", type=int, help="samples a rank and backward pass (default: the config's)")
+    add("--micro-batch", type=int, help="samples in a pack, a rank and backward pass (default: the config's)")
     add("--accumulate", type=int, help="backward passes a step (default: the config's)")
     add("--zero", type=int, choices=(1, 2, 3), help="ZeRO stage (default: the config's on GPUs, 1 on CPUs)")
     add("--tune-vision", action="store_true", help="train the vision tower too")
+    add("--workers", type=int, help="processes a rank that read, decode and tokenise (default: 2; 0 without a GPU)")
     add("--prompt", type=Path, help="JSON file of prompts over the checkpoint's own")
-    add("--save-every", type=int, default=500, help="steps between checkpoints to resume from (default: %(default)s)")
+    add("--save-every", type=int, default=500, help="steps between evaluations and checkpoints to resume from (default: %(default)s)")
     add("--seed", type=int, default=0, help="(default: %(default)s)")
     add("--local_rank", type=int, help=argparse.SUPPRESS)       # given by older DeepSpeed launchers
     return parser.parse_args()
@@ -63,85 +80,93 @@ def main() -> None:
         check_checkpoint(args.model, "python -m jhima.pocket model" if "pocket" in args.model else "")
         if args.annotations is None and not args.no_plan:
             raise ValueError("--annotations is needed (or --no-plan, for an actor without subtasks)")
-        trajectories = read_trajectories(args.data)
-        annotations = read_annotations(args.annotations) if args.annotations else {}
+        if args.no_plan and args.role == "decomposer":
+            raise ValueError("--no-plan is for --role actor: a decomposer learns nothing but plans")
+        if not 0 <= args.eval_share < 1:
+            raise ValueError(f"--eval-share: expected a share from 0 to below 1, got {args.eval_share}")
+        data_sets = read_meta(args.data, steps_only=args.role == "decomposer")
+        annotations = None if args.no_plan else read_annotations(args.annotations)
         config = json.loads(args.deepspeed_config.read_text("utf-8"))
+        same_run(args, "train_sft.py", free={"save_every", "workers", "local_rank"})
     except (ValueError, OSError) as error:
         sys.exit(f"train_sft.py: {error}")
+    if (args.out / "sft.json").exists():
+        print(f"{args.out}: done already")
+        return
     rank, world, device = init_distributed()
     config["train_micro_batch_size_per_gpu"] = micro = args.micro_batch or config["train_micro_batch_size_per_gpu"]
     config["gradient_accumulation_steps"] = accumulate = args.accumulate or config["gradient_accumulation_steps"]
     stage = args.zero or (config["zero_optimization"]["stage"] if device.type == "cuda" else 1)
 
     # ---- 2. Model and samples ----
-    policy = load_policy(args.model, device, default_dtype(device), prompts=args.prompt, tune_vision=args.tune_vision,
-                         checkpointing="on" if device.type == "cuda" else "off")
-    policy.base.model.visual.requires_grad_(args.tune_vision)
-    samples, left_out = build_samples(args, policy, trajectories, annotations)
-    if not samples:
-        sys.exit(f"train_sft.py: no sample is left of {len(trajectories)} trajectories: {left_out}")
-    engine = make_engine(policy, config, args.lr, stage, bf16=device.type == "cuda", clip=args.clip)
+    policy = load_policy(args.model, device, default_dtype(device), prompts=args.prompt, tune_vision=args.tune_vision)
+    if device.type == "cuda":
+        policy.base.gradient_checkpointing_enable()
+    sources = policy, data_sets, annotations, args.role, args.eval_share
+    samples, held_back = (Supervision(*sources, part, args.max_length) for part in ("train", "held back"))
+    if not len(samples):
+        sys.exit(f"train_sft.py: no sample is left of {args.data}: {in_words(samples.left_out)}")
+    packed = PackedPolicy(policy, CACHE_BYTES if args.epochs > 1 else 0)
+    engine = make_engine(packed, config, args.lr, stage, bf16=device.type == "cuda", clip=args.clip)
     per_step = micro * accumulate * world
-    steps = args.epochs * math.ceil(len(samples) / per_step)
+    steps = len(Batches(len(samples), per_step, args.epochs, args.seed))
+    folder = args.out / "resume"
+    done, left_out = resume(engine, folder, per_step, len(samples))
+    workers = args.workers if args.workers is not None else 2 if device.type == "cuda" else 0
+    collate = partial(make_batch, image_pad=policy.image_pad, micro=micro, max_length=args.max_length)
+
+    def load(part: Supervision, order: Batches) -> DataLoader:
+        return DataLoader(part, batch_sampler=order, collate_fn=collate, num_workers=workers,
+                          multiprocessing_context="fork" if workers else None)
+
     if rank == 0:
-        print(f"{args.role}: {len(samples)} samples ({left_out}), {steps} steps of {per_step}, ZeRO-{stage}, "
-              f"{sum(p.numel() for p in policy.parameters() if p.requires_grad):,} parameters to train", flush=True)
+        print(f"{args.role}: {len(samples)} samples, {len(held_back)} held back; left out: {in_words(samples.left_out)}; "
+              f"{steps} steps of {per_step}, ZeRO-{stage}, "
+              f"{sum(p.numel() for p in packed.parameters() if p.requires_grad):,} parameters to train", flush=True)
+        keep_metrics(args.out / "metrics.jsonl", done)
 
     # ---- 3. Training ----
-    folder = args.out / "resume"
-    done = resume(engine, folder)
-    policy.train()
-    args.out.mkdir(parents=True, exist_ok=True)
+    packed.train()
     bar = tqdm(total=steps, initial=done, desc=f"sft {args.role}", unit="step", disable=rank != 0)
+    batches = iter(load(samples, Batches(len(samples), per_step, args.epochs, args.seed, rank, world, done)))
     for number in range(done, steps):
         began = time.monotonic()
-        batch = batch_of(number, samples, per_step, args.seed)
+        batch = next(batches)
         lr = args.lr * schedule(number, steps, args.warmup)
-        loss, norm, tokens = train_step(engine, policy, batch, micro, rank, world, lr)
-        row = {"step": number, "loss": loss, "lr": lr, "grad_norm": norm, "tokens": tokens,
-               "samples/s": len(batch) / (time.monotonic() - began)}
+        torch.manual_seed(args.seed * 1_000_003 + number)        # what is random in a step depends on nothing before it
+        row = {"step": number, "lr": lr} | train_step(engine, packed, batch, policy.im_end, lr)
+        left_out += batch.left_out
+        seconds = time.monotonic() - began
+        row |= {"samples/s": row["samples"] / seconds, "tokens/s": row.pop("read") / seconds}
+        last = number + 1 == steps
+        if len(held_back) and ((number + 1) % args.save_every == 0 or last):
+            shown = Batches(min(len(held_back), MAX_EVALUATED), per_step, 1, args.seed, rank, world)
+            row |= evaluate(engine, packed, load(held_back, shown), policy.im_end)
         if rank == 0:
             with (args.out / "metrics.jsonl").open("a") as metrics:
                 metrics.write(json.dumps(row) + "\n")
         bar.update()
-        bar.set_postfix(loss=f"{loss:.3f}")
-        if (number + 1) % args.save_every == 0 and number + 1 < steps:
-            save_resumable(engine, folder, number + 1)
+        bar.set_postfix(loss=f"{row['loss']:.3f}")
+        if (number + 1) % args.save_every == 0 and not last:
+            save_resumable(engine, folder, number + 1, per_step, len(samples), left_out)
     bar.close()
 
-    # ---- 4. The checkpoint: transformers, PEFT and vLLM load it as it is ----
-    state = full_state(policy, stage)
+    # ---- 4. The checkpoint: transformers and vLLM load it as it is ----
+    state, left_out = full_state(policy, stage), everywhere(left_out)
     if rank == 0:
         save_policy(policy, args.out, state)
+        summary = {"samples": len(samples), "held_back": len(held_back), "steps": steps,
+                   "left_out_before": samples.left_out, "left_out_when_read": left_out}
+        (args.out / "sft.part").write_text(json.dumps(summary, indent=1), "utf-8")
+        (args.out / "sft.part").replace(args.out / "sft.json")
         shutil.rmtree(folder, ignore_errors=True)
-        print(f"{args.out}: done")
+        print(f"{args.out}: done; left out when read: {in_words(left_out)}")
     dist.barrier()
     dist.destroy_process_group()
 
 
-def build_samples(args: argparse.Namespace, policy: Policy, trajectories, annotations) -> tuple[list[Sample], str]:
-    """All samples of the role, and in words what was left out."""
-    samples: list[Sample] = []
-    unannotated = 0
-    for trajectory in tqdm(trajectories, desc="samples", unit="trajectory", disable=dist.get_rank() != 0):
-        annotation = annotations.get(trajectory.key)
-        if annotation is None and not (args.no_plan and args.role == "actor"):
-            unannotated += 1
-        elif args.role == "decomposer":
-            samples.append(decomposer_sample(policy, trajectory, annotation))
-        else:
-            samples += actor_samples(policy, trajectory, None if args.no_plan else annotation)
-    short = [s for s in samples if len(s.prompt_ids) + len(s.response_ids) <= args.max_length]
-    return short, f"left out: {unannotated} trajectories without annotation, {len(samples) - len(short)} long samples"
-
-
-def batch_of(number: int, samples: list[Sample], per_step: int, seed: int) -> list[Sample]:
-    """The global batch of a step: each epoch goes through a fresh shuffle once."""
-    per_epoch = math.ceil(len(samples) / per_step)
-    order = list(range(len(samples)))
-    random.Random(f"{seed}/{number // per_epoch}").shuffle(order)
-    at = number % per_epoch * per_step
-    return [samples[i] for i in order[at:at + per_step]]
+def in_words(counts: Counter) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items()) if count) or "nothing"
 
 
 def schedule(number: int, steps: int, warmup: float) -> float:
@@ -154,42 +179,90 @@ def schedule(number: int, steps: int, warmup: float) -> float:
     return (number + 1) / warm if number < warm else 0.5 * (1 + math.cos(math.pi * (number - warm) / max(1, steps - warm)))
 
 
-def train_step(engine, policy: Policy, batch: list[Sample], micro: int, rank: int, world: int, lr: float):
-    """Eqs. 3 and 4 on one global batch: returns (loss, gradient norm, tokens learned from).
+def train_step(engine, packed: PackedPolicy, batch: Batch, im_end: int, lr: float) -> dict:
+    """Eqs. 3 and 4 on one global batch, of which `batch` is this rank's share. Returns what metrics.jsonl says of it.
 
-    Every rank runs the same number of micro-batches, as ZeRO-3 demands; one without samples repeats one at weight 0.
+    Every rank runs the same number of packs, as ZeRO-3 demands; one that has fewer repeats a blank one at weight 0.
     """
-    tokens = sum(len(s.response_ids) for s in batch)                      # of all ranks: the one denominator
-    mine = batch[rank::world]
-    total = 0.0
-    for at in range(0, math.ceil(len(batch) / world), micro):
-        part = mine[at:at + micro]
-        if part:
-            loss = -engine(part).sum() / tokens
-        else:
-            loss = engine(batch[:1]).sum() * 0.0 + nothing(policy)
-        total += loss.item()
+    tokens, samples, read, broken = all_sum(batch.tokens, batch.samples, batch.read, batch.left_out.total())
+    row = {"samples": int(samples), "tokens": int(tokens), "read": read, "left_out": int(broken)}
+    if not tokens:                                                        # all broken
+        return row | {"loss": 0.0, "accuracy": 0.0, "grad_norm": 0.0}
+    total = right = 0.0
+    for pack, weight, calls in in_step(packed, batch, im_end):
+        logp, hit = engine(pack, calls)
+        loss = -logp.sum() * weight / tokens                              # tokens of all ranks: the one denominator
+        total, right = total + loss.item(), right + hit.sum().item() * weight
         backward(engine, loss)
     norm = step(engine, lr)
-    return all_sum(total)[0], norm, tokens
+    loss, right = all_sum(total, right)
+    return row | {"loss": loss, "accuracy": right / tokens, "grad_norm": norm}
 
 
-def save_resumable(engine, folder: Path, done: int) -> None:
-    """Optimizer, weights and position. The file `latest`, written last by DeepSpeed, makes a checkpoint count."""
-    engine.save_checkpoint(folder, tag=f"step{done}", client_state={"done": done}, exclude_frozen_parameters=True)
+@torch.no_grad()
+def evaluate(engine, packed: PackedPolicy, batches: DataLoader, im_end: int) -> dict:
+    """Loss and accuracy a token on what was held back."""
+    total = right = tokens = 0.0
+    for batch in batches:
+        tokens += batch.tokens
+        for pack, weight, calls in in_step(packed, batch, im_end):
+            logp, hit = engine(pack, calls)
+            total, right = total - logp.sum().item() * weight, right + hit.sum().item() * weight
+    total, right, tokens = all_sum(total, right, tokens)
+    return {"eval_loss": total / max(tokens, 1), "eval_accuracy": right / max(tokens, 1), "eval_tokens": int(tokens)}
+
+
+def in_step(packed: PackedPolicy, batch: Batch, im_end: int):
+    """(pack, weight, tower calls) of this rank, as many as on the rank that has the most."""
+    most = torch.tensor([len(batch.packs), max((len(p.pictures) for p in batch.packs), default=0)])
+    most = most.cuda() if dist.get_backend() == "nccl" else most
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    count, calls = most.tolist()
+    blank = Pack(torch.tensor([im_end, im_end]), torch.arange(2).repeat(3, 1), [2], torch.tensor([0]), torch.tensor([im_end]), [])
+    for pack in batch.packs + [blank] * (count - len(batch.packs)):
+        yield pack, float(pack is not blank), max(calls, 1) if packed.tune_vision else 0
+
+
+def save_resumable(engine, folder: Path, done: int, per_step: int, count: int, left_out: Counter) -> None:
+    """Optimizer, weights and position. The file `latest`, which appears last and whole, makes a checkpoint count."""
+    state = {"done": done, "per_step": per_step, "count": count, "left_out": everywhere(left_out)}
+    engine.save_checkpoint(folder, tag=f"step{done}", client_state=state, save_latest=False, exclude_frozen_parameters=True)
+    dist.barrier()
     if dist.get_rank() == 0:
+        (folder / "latest.part").write_text(f"step{done}")
+        (folder / "latest.part").replace(folder / "latest")
         for old in folder.glob("step*"):
             if old.name != f"step{done}":
                 shutil.rmtree(old)
     dist.barrier()
 
 
-def resume(engine, folder: Path) -> int:
-    """Steps that a checkpoint in `folder` already holds; 0 without one."""
+def resume(engine, folder: Path, per_step: int, count: int) -> tuple[int, Counter]:
+    """(steps that a checkpoint in `folder` holds, what this rank's count of broken samples starts from)."""
     if not (folder / "latest").exists():
-        return 0
+        return 0, Counter()
     _, client = engine.load_checkpoint(folder, load_module_strict=False)
-    return client["done"]
+    if (client["per_step"], client["count"]) != (per_step, count):
+        sys.exit(f"train_sft.py: {folder} was made with {client['per_step']} samples a step of {client['count']}, not {per_step} of "
+                 f"{count}: the number of processes or the data has changed")
+    return client["done"], Counter(client["left_out"]) if dist.get_rank() == 0 else Counter()
+
+
+def everywhere(counts: Counter) -> Counter:
+    """Counts summed over the ranks."""
+    found = [None] * dist.get_world_size()
+    dist.all_gather_object(found, dict(counts))
+    return sum(map(Counter, found), Counter())
+
+
+def keep_metrics(path: Path, done: int) -> None:
+    """Takes off the lines of steps that are about to be run again."""
+    if path.exists():
+        rows = [line for line in path.read_text("utf-8").splitlines(keepends=True)
+                if line.endswith("\n") and json.loads(line)["step"] < done]
+        part = path.with_suffix(".part")
+        part.write_text("".join(rows), "utf-8")
+        part.replace(path)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""GUI trajectories on disk: ScaleCUA's format, and the samples that SFT makes of them.
+"""GUI data on disk, in ScaleCUA's format: meta files, samples, trajectories, and a teacher's annotations of these.
 
-A meta file (JSON) names data sets: {name: {root, annotation, conv_style, repeat_time, length, ...}}. An annotation
-file has one *step* a line: {image, width, height, conversations: [human, gpt]}. The human turn holds the task and the
-previous operations as text, the gpt turn <think>, <operation> and <action> with coordinates as fractions of the
-image. Steps whose images lie in one folder and whose tasks agree are one trajectory.
+A meta file (JSON) names data sets: {name: {root, annotation, conv_style, repeat_time, ...}}, or lists other meta files.
+An annotation file has one sample a line: {image, width, height, conversations}. In a data set of steps the human turn
+holds the task and the previous operations as text, the gpt turn <think>, <operation> and <action> with coordinates as
+fractions of the image; `index.Lines` tells which steps are one trajectory. Other data sets hold grounding and chats.
+
+What real data gets wrong is `Broken` with a short reason, for the caller to count; nothing is repaired by guessing.
 """
 from __future__ import annotations
 
@@ -13,25 +15,69 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Iterator
 
-from .policy import Policy, Sample
-from .prompts import Subtask, read_plan
-from .vision import smart_resize
+import numpy as np
+from numpy.typing import NDArray
+
+from .coordinates import to_fractions, to_pixels  # noqa: F401  where others look for them
+from .index import Lines
+from .prompts import Subtask
+from .styles import Style, read_style
+
+MAX_IMAGES, MIN_SIDE = 9, 28              # ScaleCUA's loader rejects more, and smaller ones
+MAX_CLICKS = 3                            # a turn that clicks more often in one place is noise
+
+
+class Broken(ValueError):
+    """Why a sample cannot be learned from: a short reason, the same for all samples of its kind."""
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """One entry of a meta file. Lines of steps that are `Broken` are counted in lines.left_out."""
+    name: str
+    root: Path
+    style: Style
+    repeat: float
+    lines: Lines
+
+    def numbers(self, count: int) -> NDArray[np.int64]:
+        """Which of `count` samples an epoch holds: repeat_time, as ScaleCUA's loader reads it.
+
+        Below 1: that share, in whole per cent, drawn with seed 42. Above: all, over and over, then the first ones.
+        """
+        every = np.arange(count)
+        if self.repeat < 1:
+            kept = round(self.repeat * 100) * count // 100
+            return np.sort(np.random.default_rng(42).choice(count, kept, replace=False))
+        whole = int(self.repeat)
+        return np.concatenate([*[every] * whole, every[:int((self.repeat - whole) * count)]])
+
+
+@dataclass(frozen=True)
+class Row:
+    """A sample as stored and checked: turns are (human, gpt), with an <image> tag for each image."""
+    images: list[str]                     # paths below the data set's root
+    system: str | None
+    turns: list[tuple[str, str]]
 
 
 @dataclass(frozen=True)
 class DemoStep:
-    image: Path
-    width: int
-    height: int
+    """One step of a trajectory: o_t, h_t as text, and a_t."""
+    image: str
+    task: str
+    history: list[str]                    # operations; "" where the data does not hold an early one any more
     operation: str
-    reply: str                      # the gpt turn, with coordinates as fractions
+    reply: str                            # the gpt turn, with coordinates as fractions
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """A demonstration: its key (data set / folder), task x, and steps (o_t, a_t)."""
+    """A demonstration: its key (data set / folder), platform, task x, and steps (o_t, a_t)."""
     key: str
+    platform: str
     task: str
+    root: Path
     steps: list[DemoStep] = field(default_factory=list)
 
 
@@ -43,44 +89,203 @@ class Annotation:
     unnecessary: str | None
 
 
-_TASK = re.compile(r"Task:[ \t]*\n?(.*?)\n\s*Previous operations:", re.DOTALL)
+# ---- meta files ----
+
+def read_meta(path: Path | str, steps_only: bool = False) -> list[DataSet]:
+    """The data sets of a meta file, indexed, in its order. Raises ValueError naming file and entry.
+
+    steps_only: leave out those that hold no trajectories.
+    """
+    path = Path(path)
+    value = _read_json(path)
+    if isinstance(value, list) and all(isinstance(other, str) for other in value):
+        return [data_set for other in value for data_set in read_meta(path.parent / other, steps_only)]
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: expected an object that names data sets, or a list of meta files")
+    found = []
+    for name, entry in value.items():
+        if not isinstance(entry, dict) or not all(isinstance(entry.get(k), str) for k in ("root", "annotation")):
+            raise ValueError(f"{path}: {name}: expected an object with root and annotation")
+        if any(entry[k].startswith("s3://") for k in ("root", "annotation")):
+            raise ValueError(f"{path}: {name}: s3:// is not read; download the data and give its folder")
+        repeat = entry.get("repeat_time", 1)
+        if isinstance(repeat, bool) or not isinstance(repeat, (int, float)) or not 0 <= repeat < 1000:
+            raise ValueError(f"{path}: {name}: repeat_time: expected a number from 0, got {str(repeat)[:20]!r}")
+        style = read_style(str(entry.get("conv_style", "")))
+        if not (path.parent / entry["root"]).is_dir():
+            raise ValueError(f"{path}: {name}: root: no such folder: {path.parent / entry['root']}")
+        if repeat == 0 or (steps_only and style.kind != "step"):
+            continue
+        lines = Lines(path.parent / entry["annotation"], _place if style.kind == "step" else None)
+        found.append(DataSet(name, path.parent / entry["root"], style, float(repeat), lines))
+    return found
+
+
+def _read_json(path: Path) -> object:
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except OSError:
+        raise ValueError(f"{path}: no such file; expected a meta file that names data sets") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: expected JSON: {error}") from None
+
+
+def _place(line: bytes) -> tuple[str, str, int] | str:
+    """For index.Lines: where a step belongs, or the reason why it does not."""
+    try:
+        step = read_step(read_row(line))
+    except Broken as reason:
+        return str(reason)
+    return Path(step.image).parent.as_posix(), step.task, len(step.history)
+
+
+# ---- samples ----
+
+def read_row(line: bytes) -> Row:
+    """A line of an annotation file, checked and put in order. Raises Broken."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        raise Broken("no JSON") from None
+    if not isinstance(row, dict):
+        raise Broken("no JSON object")
+    if row.get("video"):
+        raise Broken("video")
+    images = row.get("image") or []
+    images = [images] if isinstance(images, str) else images
+    if not isinstance(images, list) or not all(isinstance(i, str) and i for i in images):
+        raise Broken("image is no path")
+    if len(images) > MAX_IMAGES:
+        raise Broken(f"more than {MAX_IMAGES} images")
+    if any(i.startswith("/") or ".." in Path(i).parts for i in images):
+        raise Broken("image outside its root")
+    sizes = row.get("image_wh") or [[row.get("width"), row.get("height")]]
+    for side in [side for size in sizes for side in (size if isinstance(size, list) else [size])] if images else []:
+        if isinstance(side, (int, float)) and side < MIN_SIDE:
+            raise Broken(f"image side below {MIN_SIDE}")
+    system, turns = _turns(row.get("conversations"))
+    return Row(images, system, _tagged(turns, len(images)))
+
+
+def _turns(conversations: object) -> tuple[str | None, list[tuple[str, str]]]:
+    """A conversation as (system, pairs of human and gpt)."""
+    if not isinstance(conversations, list) or not all(
+            isinstance(t, dict) and isinstance(t.get("value"), str) and t["value"].strip() for t in conversations):
+        raise Broken("conversations without text")
+    system = conversations[0]["value"] if conversations and conversations[0].get("from") == "system" else None
+    said = conversations[1:] if system is not None else conversations
+    if not said or len(said) % 2 or any(t.get("from") != ("human", "gpt")[i % 2] for i, t in enumerate(said)):
+        raise Broken("turns not human and gpt in turn")
+    if system is not None and "InternVL" in system:       # another model's name: ScaleCUA ignores these, too
+        system = None
+    return system, [(h["value"], g["value"]) for h, g in zip(said[::2], said[1::2])]
+
+
+def _tagged(turns: list[tuple[str, str]], images: int) -> list[tuple[str, str]]:
+    """Turns with as many <image> tags as images: where they have none, or one image several, tags go in front."""
+    tags = sum(human.count("<image>") for human, _ in turns)
+    if tags == images:
+        return turns
+    if tags and images != 1:
+        raise Broken("image tags do not match images")
+    (first, reply), *rest = [(human.replace("<image>\n", "").replace("<image>", ""), gpt) for human, gpt in turns]
+    return [("<image>\n" * images + first, reply), *rest]
+
+
+_TASK = re.compile(r"Task:[ \t]*\n?(.*?)\n\s*Previous operations:[ \t]*\n?(.*)", re.DOTALL)
 _OPERATION = re.compile(r"<operation>\s*(.*?)\s*</operation>", re.DOTALL)
+_ACTION = re.compile(r"<action>\s*\S.*?</action>", re.DOTALL)
+
+
+def read_step(row: Row) -> DemoStep:
+    """The step of a trajectory that a sample is. Raises Broken.
+
+    The goal may stand beside "Task:" or below it; the history is None, nothing, or lines `Step k: "operation"`, of
+    which early ones may be missing.
+    """
+    if len(row.images) != 1 or len(row.turns) != 1:
+        raise Broken("step without its one image and reply")
+    reply, found = row.turns[0][1], _TASK.search(row.turns[0][0])
+    if found is None or not found[1].strip():
+        raise Broken("no Task and Previous operations")
+    operation = _OPERATION.search(reply)
+    if operation is None or not operation[1]:
+        raise Broken("no <operation>")
+    history: list[str] = []
+    if found[2].strip() not in ("", "None"):
+        before, *listed = re.split(r"^Step (\d{1,4}):[ \t]*", found[2], flags=re.MULTILINE)
+        numbers = [int(n) for n in listed[::2]]
+        if before.strip() or not numbers or numbers != list(range(numbers[0], numbers[0] + len(numbers))) or not numbers[0]:
+            raise Broken("history of unknown form")
+        history = [""] * (numbers[0] - 1) + [re.sub(r'^"(.*)"$', r"\1", text.strip(), flags=re.DOTALL) for text in listed[1::2]]
+    return DemoStep(row.images[0], found[1].strip(), history, operation[1], reply)
 
 
 def write_step(image: str, width: int, height: int, task: str, operations: list[str], reply: str) -> dict:
-    """One step as ScaleCUA stores it (the exact inverse of what `read_trajectories` reads)."""
+    """One step as ScaleCUA stores it (the exact inverse of what `read_step` reads)."""
     history = "\n".join(f'Step {k}: "{operation}"' for k, operation in enumerate(operations, 1)) or "None"
     ask = f"<image>\nWhat is the next move?\n\nTask: {task}\n\nPrevious operations:\n{history}"
     return {"image": image, "width": width, "height": height,
             "conversations": [{"from": "human", "value": ask}, {"from": "gpt", "value": reply}]}
 
 
-def read_trajectories(meta: Path | str) -> list[Trajectory]:
-    """All trajectories that a meta file names, in file order.
+def in_grammar(reply: str) -> str:
+    """An action turn with the spellings that released data is known to stray into put back into the grammar.
 
-    Raises ValueError naming file and line for a line that is no trajectory step.
+    Raises Broken for one without <action>, or whose call no spelling explains.
+
+    >>> in_grammar("<action>\\nhotkey(keys='ctrl+s')\\nkey('enter')\\nterminate(status='fail', info=None)\\n</action>")
+    "<action>\\nhotkey('ctrl', 's')\\npress(keys='enter')\\nterminate(status='failure')\\n</action>"
     """
-    meta = Path(meta)
-    trajectories: dict[str, Trajectory] = {}
-    for name, data_set in _read_json(meta).items():
-        root, lines = (meta.parent / data_set[k] for k in ("root", "annotation"))
-        for place, row in _read_lines(lines):
-            try:
-                human, gpt = (turn["value"] for turn in row["conversations"] if turn["from"] in ("human", "gpt"))
-                task, operation = _TASK.search(human)[1].strip(), _OPERATION.search(gpt)[1]
-                step = DemoStep(root / row["image"], int(row["width"]), int(row["height"]), operation, gpt)
-            except (KeyError, TypeError, ValueError) as error:
-                raise ValueError(f"{place}: expected a trajectory step with image, width, height and two conversations "
-                                 f"(human with Task and Previous operations, gpt with <operation>): {error!r}") from None
-            key = f"{name}/{Path(row['image']).parent.as_posix()}"
-            trajectories.setdefault(key, Trajectory(key, task)).steps.append(step)
-    return list(trajectories.values())
+    block = _ACTION.search(reply)
+    if block is None:
+        raise Broken("no <action>")
+    calls = re.sub(r"^([ \t]*)hotkey\(keys=(['\"])([^'\"\n]+)\2\)", lambda m: f"{m[1]}hotkey("
+                   + ", ".join(repr(k.strip()) for k in m[3].split("+") if k.strip()) + ")", block[0], flags=re.MULTILINE)
+    calls = re.sub(r"^([ \t]*)key\((?:keys?=)?", r"\1press(keys=", calls, flags=re.MULTILINE)
+    calls = re.sub(r"^([ \t]*terminate\(status=['\"])fail(['\"])", r"\1failure\2", calls, flags=re.MULTILINE)
+    calls = re.sub(r"^([ \t]*terminate\(.*?), info=None\)", r"\1)", calls, flags=re.MULTILINE)
+    clicks = re.search(r"^[ \t]*click\(.*\bclicks=(\d+)", calls, re.MULTILINE)
+    if clicks and int(clicks[1]) > MAX_CLICKS:
+        raise Broken(f"more than {MAX_CLICKS} clicks at once")
+    pressed = re.search(r"^[ \t]*press\((?:keys=)?(['\"])(.*?)\1", calls, re.MULTILINE)
+    if pressed and re.search(r"\w\s+\w|\w{14}", pressed[2]):
+        raise Broken("text in press")
+    return reply[:block.start()] + calls + reply[block.end():]
+
+
+# ---- trajectories ----
+
+def trajectory_keys(data_set: DataSet) -> list[str]:
+    """A key for each trajectory of a data set, by its number there."""
+    return [f"{data_set.name}/{key}" for key in data_set.lines.keys]
+
+
+def read_trajectory(data_set: DataSet, number: int) -> Trajectory:
+    """A trajectory with its steps in order. Raises Broken where its first step, and so o_0, is not in the data."""
+    steps = [read_step(read_row(data_set.lines[i])) for i in data_set.lines.steps(number)]
+    if steps[0].history:
+        raise Broken("trajectory without its first step")
+    key = f"{data_set.name}/{data_set.lines.keys[number]}"
+    return Trajectory(key, data_set.style.platform, steps[0].task, data_set.root, steps)
+
+
+def irregularities(trajectory: Trajectory) -> list[str]:
+    """What is odd about a trajectory that is used all the same."""
+    steps, found = trajectory.steps, []
+    if [len(s.history) for s in steps] != list(range(len(steps))):
+        found.append("steps missing")
+    if not re.search(r"\b(terminate|response|answer)\(", steps[-1].reply):
+        found.append("no end")
+    if any(re.search(r"\b(terminate|response|answer)\(", s.reply) for s in steps[:-1]):
+        found.append("goes on after its end")
+    return found
 
 
 def read_annotations(path: Path | str) -> dict[str, Annotation]:
     """annotate.py's output, by trajectory key; failed annotations are left out."""
     found = {}
-    for place, row in _read_lines(Path(path)):
+    for place, row in read_lines(Path(path)):
         try:
             if row["subtasks"]:
                 subtasks = [Subtask(g["title"], g["goal"]) for g in row["subtasks"]]
@@ -90,63 +295,8 @@ def read_annotations(path: Path | str) -> dict[str, Annotation]:
     return found
 
 
-def to_pixels(reply: str, width: int, height: int) -> str:
-    """A stored reply with its coordinates in pixels of the resized image, as the model is to write them.
-
-    Only fractions with a decimal point change, as in ScaleCUA's loader: x=0.5, y=0.25, and pairs [0.5, 0.25].
-
-    >>> to_pixels("click(x=0.5, y=0.25)\\nswipe(from_coord=[0.5, 0.75], amount=0.5)", 1280, 720)
-    'click(x=644, y=182)\\nswipe(from_coord=[644, 546], amount=0.5)'
-    """
-    w, h = smart_resize(width, height)
-    reply = re.sub(r"\b(x|y)=(0?\.\d+)", lambda m: f"{m[1]}={round(float(m[2]) * (w if m[1] == 'x' else h))}", reply)
-    return re.sub(r"\[(0?\.\d+), ?(0?\.\d+)\]", lambda m: f"[{round(float(m[1]) * w)}, {round(float(m[2]) * h)}]", reply)
-
-
-def to_fractions(call: str, width: int, height: int) -> str:
-    """The inverse for one call: whole pixels of the resized image as fractions of four decimals.
-
-    >>> to_fractions("click(x=644, y=182)", 1280, 720)
-    'click(x=0.5000, y=0.2500)'
-    """
-    w, h = smart_resize(width, height)
-    call = re.sub(r"\b(x|y)=(\d+)\b", lambda m: f"{m[1]}={int(m[2]) / (w if m[1] == 'x' else h):.4f}", call)
-    return re.sub(r"\[(\d+), (\d+)\]", lambda m: f"[{int(m[1]) / w:.4f}, {int(m[2]) / h:.4f}]", call)
-
-
-def decomposer_sample(policy: Policy, trajectory: Trajectory, annotation: Annotation) -> Sample:
-    """Eq. 3's pair: (x, o_0) -> the teacher's d."""
-    first = trajectory.steps[0].image.read_bytes()
-    return Sample(policy.prompt_ids(policy.prompts.decomposer(trajectory.task, first)), first,
-                  policy.response_ids(policy.prompts.plan_text(annotation.subtasks)))
-
-
-def actor_samples(policy: Policy, trajectory: Trajectory, annotation: Annotation | None) -> Iterator[Sample]:
-    """Eq. 4's pairs: (x, o_t, h_t, d) -> a_t, one a step. Without an annotation: the actor without subtasks."""
-    plan = read_plan(policy.prompts.plan_text(annotation.subtasks)) if annotation else None
-    operations: list[str] = []
-    for step in trajectory.steps:
-        image = step.image.read_bytes()
-        prompt = policy.prompts.actor(trajectory.task, plan, operations, image)
-        yield Sample(policy.prompt_ids(prompt), image, policy.response_ids(to_pixels(step.reply, step.width, step.height)))
-        operations.append(step.operation)
-
-
-def _read_json(path: Path) -> dict:
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"{path}: no such file; expected a meta file that names data sets") from None
-    except ValueError as error:
-        raise ValueError(f"{path}: expected JSON: {error}") from None
-    for name, data_set in value.items() if isinstance(value, dict) else [(str(value)[:40], None)]:
-        if not isinstance(data_set, dict) or not all(isinstance(data_set.get(k), str) for k in ("root", "annotation")):
-            raise ValueError(f"{path}: {name}: expected an object with root and annotation")
-    return value
-
-
-def _read_lines(path: Path) -> Iterator[tuple[str, dict]]:
-    """(file:line, object) of each line of a JSONL file."""
+def read_lines(path: Path) -> Iterator[tuple[str, dict]]:
+    """(file:line, object) of each line of a JSONL file. Raises ValueError naming file and line."""
     try:
         with path.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
