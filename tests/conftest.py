@@ -15,7 +15,10 @@ import pytest
 import torch
 from PIL import Image
 
+from stubs import browser, loop, world
+
 torch.set_num_threads(1)
+__all__ = ["browser", "loop", "world"]      # fixtures for all files
 
 
 @pytest.fixture(scope="session")

@@ -1,18 +1,17 @@
 """Task files: every field is checked when it is read, in one line that names file, task and field."""
 import copy
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import jhima.tasks
 from jhima.helpers import parse_call
-from jhima.tasks import fill, load_tasks, needs_judge
+from jhima.tasks import AND, LITE, fill, load_tasks, needs_judge
 
 ROOT = Path(__file__).parents[1]
-LITE_V2 = Path(os.environ.get("JHIMA_TASK_FILES", ROOT.parent / "shared" / "data")) / "webarena_lite_v2.raw.json"
 URLS = {"shopping": "http://h:1", "shopping_admin": "http://h:2/admin/", "reddit": "http://h:3", "gitlab": "http://h:4",
         "map": "http://h:5"}
 
@@ -69,13 +68,13 @@ def test_fill_leaves_other_text_alone():
 
 HOSTILE = [
     ("task_id", -1, "task_id: expected"), ("task_id", True, "task_id: expected"), ("task_id", "../x", "task_id: "),
-    ("sites", [], "sites: expected a non-empty list of shopping, "), ("sites", ["wikipedia"], r"got \['wikipedia'\]"),
+    ("sites", [], "sites: expected a non-empty list of shopping, "), ("sites", ["homepage"], r"got \['homepage'\]"),
     ("sites", [{}], "sites: expected"), ("sites", "shopping", "sites: expected"),
     ("start_url", "javascript:alert(1)", r"start_url: expected an http\(s\) URL or a path after one of __SHOPPING__"),
-    ("start_url", "file:///etc/passwd", "start_url: expected"), ("start_url", "__WIKIPEDIA__/x", "start_url: expected"),
+    ("start_url", "file:///etc/passwd", "start_url: expected"), ("start_url", "__HOMEPAGE__/x", "start_url: expected"),
     ("start_url", "__SHOPPING__.evil.example/", "start_url: expected"), ("start_url", "http://h:123456/", "url: Port"),
     ("start_url", "http://user@evil.example/", "start_url: expected"), ("start_url", "http://h/\n", "url: expected"),
-    ("start_url", "__MAP__ |AND| __REDDIT__", "start_url: expected"),
+    ("start_url", "__MAP__ |AND| about:blank", "start_url: expected"), ("start_url", None, "start_url: expected"),
     ("intent", "", "intent: expected a non-empty text"), ("intent", "x" * 6000, "at most 5000 characters"),
     ("intent", "\ud800", "intent: expected"), ("intent_template", 3, "intent_template: expected a text"),
     ("eval", [], "eval: expected an object"),
@@ -96,8 +95,9 @@ HOSTILE = [
     ("eval.program_html.0.url", "about:blank", r"program_html\[0\].url: expected"),
     ("eval.program_html.0.url", "func:__import__('os').system('x')", r"\.url: expected one function call"),
     ("eval.program_html.0.locator", "window.open()", r"\.locator: expected nothing, a script that starts with"),
-    ("eval.program_html.0.locator", "func:open('x')", r"\.locator: expected one of shopping_get_latest_order_url, "),
+    ("eval.program_html.0.locator", "func:open('x')", r"\.locator: expected a function of jhima/helpers.py, "),
     ("eval.program_html.0.required_contents", {}, r"required_contents: expected"),
+    ("eval.program_html.0.prep_actions", ["fetch('/x')"], r"prep_actions: expected a script that starts with document"),
 ]
 
 
@@ -129,9 +129,7 @@ def test_the_pocket_lists_go_through_the_same_checks():
 
 
 def test_names_that_are_no_file(tmp_path):
-    with pytest.raises(ValueError, match="give the path of its JSON file"):
-        load_tasks("webarena-lite-v2")
-    with pytest.raises(ValueError, match="no such file; the names are pocket, pocket-eval"):
+    with pytest.raises(ValueError, match="no such file; the names are pocket, pocket-eval, webarena-train, webarena-lite-v2"):
         load_tasks(tmp_path / "none.json")
     with pytest.raises(ValueError, match="cannot be read"):
         load_tasks(tmp_path)
@@ -157,18 +155,69 @@ def test_the_command_names_what_cannot_be_scored(tmp_path):
     path = write(tmp_path, TASK, changed("task_id", 4) | {"eval": {"eval_types": ["page_image_query"]}}, {"task_id": 9})
     done = run_cli(path)
     assert done.returncode == 1
-    assert "3 tasks, 1 can be scored (0 need the LLM judge)" in done.stdout
+    assert "3 tasks, 1 can be scored (0 need the LLM judge, 1 change a site's state)" in done.stdout
     assert [line.split(": expected")[0] for line in done.stderr.splitlines()] == [
         f"{path}: task 1: eval.eval_types", f"{path}: task 2: sites"]
 
 
-@pytest.mark.skipif(not LITE_V2.exists(), reason="webarena_lite_v2.raw.json is not here (JHIMA_TASK_FILES)")
+def test_what_changes_a_site_and_how_loosely_urls_match_without_a_note(tmp_path):
+    page, url = [{"url": "last", "locator": "", "required_contents": {"must_include": ["x"]}}], "__GITLAB__/a"
+    rows = [{"sites": ["map"], "eval": {"eval_types": ["program_html"], "program_html": page}},       # keeps no state
+            {"sites": ["map", "reddit"], "eval": {"eval_types": ["program_html"], "program_html": page}},
+            {"sites": ["gitlab"], "eval": {"eval_types": ["url_match"], "reference_url": url}, "intent_template_id": 1},
+            {"sites": ["gitlab"], "eval": {"eval_types": ["url_match"], "reference_url": url}, "old_task_id": 1,
+             "intent_template_id": 1},
+            {"sites": ["gitlab"], "eval": {"eval_types": ["url_match"], "reference_url": url}}]
+    rows = [{"task_id": n, "start_url": "__MAP__ |AND| __GITLAB__", "intent": "x", **row} for n, row in enumerate(rows)]
+    tasks = load_tasks(write(tmp_path, *rows))
+    assert [task.changes for task in tasks] == [False, True, False, False, False]
+    assert [task.eval["url_note"] for task in tasks[2:]] == ["GOLD in PRED", "EXACT", "EXACT"]     # WebArena, Lite, ours
+    assert fill(tasks[0].start_url, URLS).split(AND) == ["http://h:5", "http://h:4"]
+
+
+def test_published_lists_say_where_to_get_their_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(jhima.tasks, "DATA", tmp_path)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    with pytest.raises(ValueError, match=r"^webarena-train: no .*webarena\.raw\.json: `pip install --no-deps webarena-ver"):
+        load_tasks("webarena-train")
+    with pytest.raises(ValueError, match=r"^webarena-lite-v2: no .*webarena_lite_v2\.raw\.json: save test\.raw\.json .*ScaleCUA"):
+        load_tasks("webarena-lite-v2")
+    rows = [TASK | {"task_id": n} for n in range(812)]
+    (tmp_path / "webarena.raw.json").write_text(json.dumps(rows))
+    tasks = load_tasks("webarena-train")
+    assert len(tasks) == 647 and not {int(task.id.rpartition("-")[2]) for task in tasks} & LITE
+    (tmp_path / "webarena.raw.json").write_text(json.dumps(rows[1:]))
+    with pytest.raises(ValueError, match="webarena.raw.json: expected WebArena's 812 tasks, 647 of them for training, got 646"):
+        load_tasks("webarena-train")
+
+
+def test_webarenas_tasks_are_found_in_the_package(tmp_path, monkeypatch):
+    """webarena-verified carries the file; it is never imported."""
+    package = tmp_path / "webarena_verified"
+    (package / "assets" / "dataset").mkdir(parents=True)
+    (package / "__init__.py").write_text("raise RuntimeError('imported')")
+    (package / "assets" / "dataset" / "test.raw.json").write_text(json.dumps([TASK | {"task_id": n} for n in range(812)]))
+    monkeypatch.setattr(jhima.tasks, "DATA", tmp_path / "none")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert len(load_tasks("webarena-train")) == 647
+
+
+def published(name: str) -> list:
+    try:
+        return load_tasks(name)
+    except ValueError as error:
+        pytest.skip(str(error))
+
+
 def test_all_of_webarena_lite_v2_can_be_scored():
-    tasks = load_tasks(LITE_V2)
+    tasks = published("webarena-lite-v2")
     assert len(tasks) == 154 and tasks[3].id == "webarena-lite-v2-3"
-    assert sum(map(needs_judge, tasks)) == 43
+    assert sum(map(needs_judge, tasks)) == 43 and sum(task.changes for task in tasks) == 57
     for task in tasks:
         assert "__S" not in json.dumps(fill([task.start_url, task.eval], URLS))
-    done = run_cli(LITE_V2)
-    assert done.returncode == 0, done.stderr
-    assert "154 tasks, 154 can be scored (43 need the LLM judge)" in done.stdout
+
+
+def test_all_of_webarenas_training_tasks_can_be_scored():
+    tasks = published("webarena-train")
+    assert len(tasks) == 647 and sum(task.changes for task in tasks) == 320
+    assert sum("wikipedia" in task.sites for task in tasks) == 19

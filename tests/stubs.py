@@ -1,0 +1,141 @@
+"""A stub site, session and judge for the tests of evaluators; the site speaks HTTP, pages are in a real Chromium."""
+import asyncio
+import json
+import threading
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+from urllib.parse import unquote_plus
+
+import pytest
+from playwright.async_api import async_playwright
+
+from jhima.chromium import find_chromium
+from jhima.rewards import Judge, score
+from jhima.tasks import Task
+
+
+URLS = {"shopping": "http://h:1", "shopping_admin": "http://h:2/admin", "reddit": "http://h:3", "gitlab": "http://h:4",
+        "map": "http://h:5"}
+
+
+@dataclass
+class Site:
+    """An HTTP server in a thread: `pages` path -> HTML, (status, HTML) or a function of the request's body."""
+    pages: dict = field(default_factory=dict)
+    seen: list = field(default_factory=list)              # (path, headers, body)
+
+    def __enter__(self) -> "Site":
+        site = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                site.seen.append((self.path, dict(self.headers), body))
+                reply = site.pages.get(unquote_plus(self.path), (404, "missing"))
+                reply = reply(body) if callable(reply) else reply
+                status, text = reply if isinstance(reply, tuple) else (200, reply)
+                data = (text if isinstance(text, str) else json.dumps(text)).encode()
+                self.send_response(status)
+                kind = "text/html; charset=utf-8" if isinstance(text, str) else "application/json"
+                self.send_header("Content-Type", kind)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            do_POST = do_GET
+
+            def log_message(self, *_arguments: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@dataclass
+class Session:
+    """As much of browser.Session as scoring uses."""
+    context: object
+    page: object
+    operation: float = 8.0
+    navigation: float = 8.0
+
+    async def new_page(self):
+        return await self.context.new_page()
+
+
+def lease_of(site: Site) -> SimpleNamespace:
+    return SimpleNamespace(urls=dict.fromkeys(("shopping", "reddit", "gitlab"), site.url), headers={"X-World": "w1"},
+                           accounts={"shopping_admin": ("admin", "secret")})
+
+
+@pytest.fixture(scope="session")
+def loop():
+    loop = asyncio.new_event_loop()
+    yield loop
+    loop.close()
+
+
+@pytest.fixture(scope="session")
+def browser(loop):
+    async def start():
+        playwright = await async_playwright().start()
+        args = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        return playwright, await playwright.chromium.launch(executable_path=find_chromium(playwright), args=args)
+
+    async def stop():
+        await browser.close()
+        await playwright.stop()
+
+    playwright, browser = loop.run_until_complete(start())
+    yield browser
+    loop.run_until_complete(stop())
+
+
+@pytest.fixture
+def world(loop, browser, monkeypatch):
+    """A site, and the scoring of an episode that ended on its path `end`."""
+    monkeypatch.setattr("jhima.rewards.PAUSE", 0.05)
+
+    async def scored(entry: dict, end: str, answer: str, judge: Judge | None, operation: float):
+        context = await browser.new_context()
+        try:
+            page = await context.new_page()
+            await page.goto(site.url + end)
+            session = Session(context, page, operation)
+            task = Task("t-1", ("shopping",), "__SHOPPING__", "Do it", entry)
+            verdict = await score(task, lease_of(site), session, answer, judge)
+            assert page.url == site.url + end and len(context.pages) == 1     # the agent's page alone is left as it was
+            return verdict
+        finally:
+            await context.close()
+
+    def run(entry: dict, end: str = "/", answer: str = "", judge: Judge | None = None, operation: float = 8.0):
+        return loop.run_until_complete(scored(entry, end, answer, judge, operation))
+
+    with Site({"/": "<p>home</p>"}) as site:
+        site.score = run
+        yield site
+
+
+def score_answer(entry: dict, answer: str, judge: Judge | None = None, url: str = "http://h/", published: bool = False):
+    """Scores an answer and the URL where its episode ended alone: no browser."""
+    session = SimpleNamespace(page=SimpleNamespace(url=url), operation=8.0)
+    task = Task("t-1", ("shopping",), "__SHOPPING__", "Do it", entry)
+    return asyncio.run(score(task, SimpleNamespace(urls=URLS), session, answer, judge, published))
+
+
+def string(note: str = "", **answers: object) -> dict:
+    return {"eval_types": ["string_match"], "reference_answers": answers, "string_note": note}
+
+
+def html(*targets: tuple) -> dict:
+    keys = ("url", "locator", "required_contents")
+    return {"eval_types": ["program_html"], "program_html": [dict(zip(keys, target)) for target in targets]}
