@@ -144,13 +144,13 @@ function drawOverview() {
   const {tasks, episodes, unscored, not_played} = data.counts;
   const batches = data.pages ? data.pages.length : new Set(data.groups.map(group => group.batch)).size;
   main.append(el("header", "", el("h2", "", "Overview"),
-    el("p", "meta", `${tasks} tasks, ${batches} batches, ${episodes} episodes, ${unscored} of them no sample; ` +
+    el("p", "meta", `${tasks} tasks, ${batches} ${batches === 1 ? "batch" : "batches"}, ${episodes} episodes, ${unscored} of them no sample; ` +
        `${not_played} not played`)));
   for (const notice of [data.omitted, data.unreadable.length ? "Files that could not be read:" : ""])
     if (notice) main.append(el("p", "notice", notice));
   if (data.unreadable.length) main.append(el("ul", "plain", ...data.unreadable.map(line => el("li", "", line))));
   main.append(el("h3", "", "Success"), table("numbers success-table", data.success),
-    el("p", "meta", "Percent, mean over runs (batches); \u00b1 standard error over runs; bootstrap interval over " +
+    el("p", "meta", "Percent, mean over tasks; \u00b1 standard error over runs; bootstrap interval over " +
        "tasks. Unscored episodes are no sample and count in no mean."));
   if (data.curve) main.append(el("h3", "", "Learning curve"),
     el("div", "curve", picture(data.curve, "Success against batch")));
