@@ -225,14 +225,15 @@ def test_loss_and_gradient_equal_trls(tmp_path, checkpoint, loss_type, beta, eps
 
     rows, budget, temperature = 6, 9, 0.8
     torch.manual_seed(0)
-    model = Qwen2ForCausalLM(Qwen2Config(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-                                         num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=64))
+    Qwen2ForCausalLM(Qwen2Config(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+                                 num_key_value_heads=2, max_position_embeddings=64)).save_pretrained(tmp_path / "model")
     trainer = trl.GRPOTrainer(
-        model, reward_funcs=lambda completions, **_: [0.0] * len(completions), train_dataset=Dataset.from_list([{"prompt": "x"}]),
+        str(tmp_path / "model"), reward_funcs=lambda completions, **_: [0.0] * len(completions), train_dataset=Dataset.from_list([{"prompt": "x"}]),
         processing_class=AutoTokenizer.from_pretrained(checkpoint),
-        args=trl.GRPOConfig(str(tmp_path), loss_type=loss_type, beta=beta, epsilon=0.2, epsilon_high=eps_high, report_to=[],
+        args=trl.GRPOConfig(str(tmp_path / "out"), loss_type=loss_type, beta=beta, epsilon=0.2, epsilon_high=eps_high, report_to=[],
                             max_completion_length=budget, temperature=temperature, num_generations=rows, use_cpu=True,
-                            per_device_train_batch_size=rows, bf16=False, gradient_checkpointing=False))
+                            per_device_train_batch_size=rows, bf16=False, gradient_checkpointing=False,
+                            use_bias_correction_kl=False, model_init_kwargs={"dtype": "float32"}))     # the ratio times KL: not ours
     model = trainer.model.eval()
     lengths = [9, 4, 7, 1, 5, 9]
     prompts, completions = torch.randint(64, (rows, 5)), torch.randint(64, (rows, budget))
