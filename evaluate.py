@@ -3,6 +3,9 @@
     python evaluate.py --adapters runs/rl --tasks pocket-eval --out runs/eval-rl        # after joint RL
     python evaluate.py --tasks pocket-eval --out runs/eval-sft                          # after SFT
     python evaluate.py --no-plan --actor checkpoints/actor-no-plan --out runs/eval-no-plan
+    python evaluate.py --agent uitars-1.5 --agent-url http://localhost:8000/v1 --agent-model ui-tars --out runs/eval-uitars
+    python evaluate.py --agent planner-grounder --agent-model gpt-4o --grounder scalecua --grounder-model scalecua \\
+        --grounder-url http://localhost:8000/v1 --out runs/eval-gpt4o
     python evaluate.py --compare runs/eval-sft runs/eval-rl                             # no model, no browser
 
 One plan a task at temperature 0, then one episode of at most T steps, as in the paper. Prints the success table and
@@ -13,15 +16,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
 from jhima import analysis
+from jhima.agents import AGENTS, GROUNDERS, Baseline, failing, planner_grounder
+from jhima.chat import ModelFailure, load_chat
 from jhima.policy import check_checkpoint, default_dtype, load_policy
+from jhima.prompts import Prompts
 from jhima.records import read_groups, write_planned
 from jhima.rollout import Agents, Environment, Sampling, rollout, seed_of
 from jhima.runs import add_site_arguments, check_environment, environment, same_run
@@ -41,6 +49,16 @@ def parse_args() -> argparse.Namespace:
     add("--out", type=Path, help="run directory (default: runs/eval), or where --compare writes its table (default: nowhere)")
     add("--runs", type=int, default=4, help="independent runs (default: %(default)s)")
     add("--T", type=int, default=15, help="steps an episode, at most (default: %(default)s)")
+    add("--agent", choices=["jhima", *AGENTS, "planner-grounder"], default="jhima", metavar="NAME",
+        help=f"jhima (decomposer and actor), or a baseline: {', '.join(AGENTS)}, planner-grounder (default: %(default)s)")
+    add("--agent-model", metavar="MODEL", help="the baseline's folder or hub name, or its name at --agent-url; gpt-... is OpenAI's")
+    add("--agent-url", metavar="URL", help="OpenAI-compatible endpoint of the baseline (default: run it here)")
+    add("--grounder", choices=list(GROUNDERS), default="uitars", help="what finds the planner's targets (default: %(default)s)")
+    add("--grounder-model", metavar="MODEL", help="as --agent-model")
+    add("--grounder-url", metavar="URL", help="as --agent-url")
+    add("--unparseable", type=policy_on_unparseable, default="noop", metavar="POLICY",
+        help="on a reply without a readable action: noop (a step that does nothing), retry:K (up to K draws more at "
+             "temperature 1, K at most 3) or fail (default: %(default)s)")
     add("--temperature", type=float, default=0.0, help="of the actor; the plan's is 0 (default: %(default)s)")
     add("--plan-tokens", type=int, default=512, help="token budget of a plan (default: %(default)s)")
     add("--action-tokens", type=int, default=256, help="token budget of an action (default: %(default)s)")
@@ -56,14 +74,24 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def policy_on_unparseable(text: str) -> str:
+    if text not in ("noop", "fail", "retry:1", "retry:2", "retry:3"):
+        raise argparse.ArgumentTypeError(f"expected noop, fail, or retry:1 to retry:3, got {text!r}")
+    return text
+
+
 def main() -> None:
     # ---- 1. Arguments, checked before anything is loaded ----
     args = parse_args()
     if args.compare:
         return compare(args.compare, args.out)
     args.out = args.out or Path("runs/eval")
-    roles = ("actor",) if args.no_plan else ("decomposer", "actor")
+    roles = () if args.agent != "jhima" else ("actor",) if args.no_plan else ("decomposer", "actor")
     try:
+        if not roles and not args.agent_model:
+            raise ValueError(f"--agent {args.agent} needs --agent-model: a folder, a hub name, or a name at --agent-url")
+        if args.agent == "planner-grounder" and not args.grounder_model:
+            raise ValueError("--agent planner-grounder needs --grounder-model, and perhaps --grounder-url")
         for role in roles:
             check_checkpoint(getattr(args, role), f"deepspeed train_sft.py --role {role}")
         adapters = {role: args.adapters / role for role in roles if args.adapters and (args.adapters / role).is_dir()}
@@ -73,27 +101,59 @@ def main() -> None:
         if args.runs < 1 or not tasks:
             raise ValueError(f"expected at least one run of one task, got --runs {args.runs} and {len(tasks)} tasks")
         check_environment(args, tasks)
-        same_run(args, "evaluate.py", free={"concurrency", "browsers", "sites", "runs", "judge_url", "compare"})
+        same_run(args, "evaluate.py", free={"concurrency", "browsers", "sites", "runs", "judge_url", "compare", "agent_url", "grounder_url"})
         write_planned(args.out, args.runs, tasks)
     except ValueError as error:
         sys.exit(f"evaluate.py: {error}")
 
     # ---- 2. Models ----
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    policies = {role: load_policy(getattr(args, role), device, default_dtype(device), adapter=adapters.get(role),
-                                  prompts=args.prompt).eval() for role in roles}
-    samplers = {role: LocalSampler(policy) for role, policy in policies.items()}
-    actor_prompts = policies["actor"].prompts
-    agents = Agents(samplers.get("decomposer"), samplers["actor"],
-                    policies["decomposer"].prompts if "decomposer" in policies else actor_prompts, actor_prompts)
+    agents = load_agents(args, adapters) if roles else load_baseline(args)
+    if args.unparseable == "fail":
+        agents.dialect = failing(agents.dialect)
 
     # ---- 3. Episodes ----
     asyncio.run(play(args, agents, tasks))
 
     # ---- 4. Table ----
     table = analysis.success_table(read_groups(args.out))
-    write_results(args.out, "results", analysis.markdown(table), analysis.csv_text({args.out.name: table}),
+    unreadable = unreadable_replies(args.out)
+    write_results(args.out, "results", analysis.markdown(table) + unreadable + "\n", analysis.csv_text({args.out.name: table}),
                   analysis.json_text(table))
+
+
+def load_agents(args: argparse.Namespace, adapters: dict[str, Path]) -> Agents:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    roles = ("actor",) if args.no_plan else ("decomposer", "actor")
+    policies = {role: load_policy(getattr(args, role), device, default_dtype(device), adapter=adapters.get(role),
+                                  prompts=args.prompt).eval() for role in roles}
+    samplers = {role: LocalSampler(policy) for role, policy in policies.items()}
+    actor_prompts = policies["actor"].prompts
+    return Agents(samplers.get("decomposer"), samplers["actor"],
+                  policies["decomposer"].prompts if "decomposer" in policies else actor_prompts, actor_prompts)
+
+
+def load_baseline(args: argparse.Namespace) -> Agents:
+    """A baseline of table 1 in the place of decomposer and actor."""
+    try:
+        model = load_chat(args.agent_model, args.agent_url)
+        if args.agent == "planner-grounder":
+            grounder = args.grounder, load_chat(args.grounder_model, args.grounder_url)
+            baseline = Baseline(planner_grounder(GROUNDERS[args.grounder]), model, grounder)
+        else:
+            baseline = Baseline(AGENTS[args.agent], model)
+    except ValueError as error:
+        sys.exit(f"evaluate.py: {error}")
+    return Agents(None, None, Prompts(), Prompts(), baseline.agent.dialect, baseline)
+
+
+def unreadable_replies(out: Path) -> str:
+    """The share of replies without a readable action, and why, to be read beside the scores."""
+    steps = [step for group in read_groups(out) for e in group.episodes if e.length
+             for step in json.loads((e.folder / "episode.json").read_text("utf-8"))["steps"]]
+    classes = Counter(step["error"] for step in steps if step["error"])
+    share = 100 * sum(classes.values()) / max(1, len(steps))
+    why = ": " + ", ".join(f"{name} {count}" for name, count in classes.most_common()) if classes else ""
+    return f"\nReplies without a readable action: {share:.1f} % of {len(steps)}{why}."
 
 
 def compare(runs: list[Path], out: Path | None) -> None:
@@ -130,7 +190,8 @@ async def play(args: argparse.Namespace, agents: Agents, tasks: list[Task]) -> N
 
         async with environment(args) as env, asyncio.TaskGroup() as group:
             for run in range(args.runs):
-                how = Sampling(0.0, args.temperature, args.plan_tokens, args.action_tokens, seed_of(args.seed, "evaluate", run))
+                how = Sampling(0.0, args.temperature, args.plan_tokens, args.action_tokens, seed_of(args.seed, "evaluate", run),
+                               retries=int(args.unparseable.removeprefix("retry:")) if args.unparseable[:5] == "retry" else 0)
                 for task in tasks:
                     folder = args.out / "rollouts" / f"run_{run}" / task.id
                     group.create_task(one(env, task, how, folder))
@@ -144,4 +205,6 @@ if __name__ == "__main__":
     except KeyboardInterrupt:
         sys.exit("evaluate.py: stopped; run the same command to go on")
     except ExceptionGroup as group:
+        if isinstance(group.exceptions[0], ModelFailure):
+            sys.exit(f"evaluate.py: {group.exceptions[0]}; run the same command to go on")
         raise group.exceptions[0] from None

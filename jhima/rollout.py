@@ -12,12 +12,13 @@ import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, AsyncIterator, Awaitable, Callable
 
-from .actions import Turn, format_call, parse
+from .actions import Turn, format_call
 from .arena import Lease, PocketArena
 from .browser import Observation, Session
 from .chromium import Browsers
+from .dialects import DIALECTS, Dialect
 from .episodes import Episode, Group, Plan, Step, load_episode, load_plans, save_episode, save_plans
 from .failures import EnvironmentFailure
 from .milestones import judged, request
@@ -29,6 +30,10 @@ from .sampler import Completion
 from .tasks import AND, Task, fill
 from .vision import smart_resize
 
+if TYPE_CHECKING:
+    from .agents import Baseline
+
+
 @dataclass(frozen=True)
 class Replanned(Completion):
     """An actor's reply under a plan that the decomposer made anew just before it (--replan)."""
@@ -38,6 +43,7 @@ class Replanned(Completion):
 # An actor as the loop sees it: what it observes, its operations so far, and the session (which only an oracle looks
 # into) -> its reply.
 Act = Callable[[Observation, list[str], Session], Awaitable[Completion]]
+OURS = DIALECTS["jhima"]
 
 
 @dataclass
@@ -81,7 +87,8 @@ def seed_of(*parts: object) -> int:
 
 # ---- one episode ----
 
-async def play(env: Environment, task: Task, act: Act, T: int) -> tuple[list[Step], str, str, int | None, list[dict], float]:
+async def play(env: Environment, task: Task, act: Act, T: int,
+               dialect: Dialect = OURS) -> tuple[list[Step], str, str, int | None, list[dict], float]:
     """Plays and scores one episode; returns (steps, answer, final URL, reward, checks, seconds waited for replies).
 
     Raises EnvironmentFailure where something other than the agent is to blame.
@@ -97,8 +104,8 @@ async def play(env: Environment, task: Task, act: Act, T: int) -> tuple[list[Ste
             reply = await act(seen, operations, session)
             thinking += time.monotonic() - asked
             viewport = (seen.width, seen.height)
-            turn = parse(reply.text, smart_resize(*viewport), viewport)
-            note, answer, ended = await perform(session, turn, answer)
+            turn = dialect.parse(reply.text, viewport)
+            note, answer, ended = await perform(session, turn, answer, dialect.answer_ends)
             env.repairs += await guard.repair()
             operations.append(describe(turn, viewport))
             steps.append(Step(seen.png, seen.width, seen.height, seen.url, turn, note, reply.text,
@@ -111,10 +118,11 @@ async def play(env: Environment, task: Task, act: Act, T: int) -> tuple[list[Ste
         return steps, answer, session.page.url, verdict.reward, [vars(check) for check in verdict.checks], thinking
 
 
-async def perform(session: Session, turn: Turn, answer: str) -> tuple[str, str, bool]:
+async def perform(session: Session, turn: Turn, answer: str, answer_ends: bool = True) -> tuple[str, str, bool]:
     """Carries out a turn's actions in order; returns (notes, answer so far, whether the episode ends).
 
-    An answer or a stop ends it: our actor answers once. A turn without any action is a step that did nothing.
+    A stop ends it, and so does an answer, for our actor answers once; where it does not, the last one counts. A turn
+    without any action is a step that did nothing.
     """
     notes: list[str] = []
     for action in turn.actions:
@@ -122,7 +130,7 @@ async def perform(session: Session, turn: Turn, answer: str) -> tuple[str, str, 
             answer = action.text
         elif action.kind != "stop" and (note := await session.perform(action)):
             notes.append(note)
-    ended = any(action.kind in ("answer", "stop") for action in turn.actions)
+    ended = any(action.kind == "stop" or action.kind == "answer" and answer_ends for action in turn.actions)
     if ended and not answer:                     # terminate(info=...) is an answer where none was given
         answer = next((a.text for a in turn.actions if a.kind == "stop" and a.status == "success"), "")
     return "; ".join(notes), answer, ended
@@ -134,14 +142,15 @@ def describe(turn: Turn, viewport: tuple[int, int]) -> str:
     return turn.operation or calls or "(no valid action)"
 
 
-async def episode(env: Environment, task: Task, plan: int, number: int, actor: Callable[[int], Act], T: int) -> Episode:
+async def episode(env: Environment, task: Task, plan: int, number: int, actor: Callable[[int], Act], T: int,
+                  dialect: Dialect = OURS) -> Episode:
     """One episode with its retries. `actor(attempt)` gives the Act for an attempt: each draws anew."""
     failure: EnvironmentFailure | None = None
     failures: list[str] = []
     for attempt in range(env.attempts):
         began = time.monotonic()
         try:
-            steps, answer, final_url, reward, checks, thinking = await play(env, task, actor(attempt), T)
+            steps, answer, final_url, reward, checks, thinking = await play(env, task, actor(attempt), T, dialect)
             # No verdict is no reward, but no reason to play again: python -m jhima.rescore asks the judge later.
             unscored = next(({"kind": "judge", "detail": c["reason"]} for c in checks if reward is None and c["passed"] is None), None)
             if unscored:
@@ -166,6 +175,7 @@ class Sampling:
 
     Beyond the paper (its future work), off by default: `replan` makes a new plan every so many steps, `milestones` has
     a judge look which subtasks an episode completed.
+    retries: how often a reply that cannot be read is drawn again, at temperature 1; evaluation only.
     """
     plan_temperature: float = 0.8
     temperature: float = 0.8
@@ -174,15 +184,21 @@ class Sampling:
     seed: int = 0
     replan: int = 0
     milestones: bool = False
+    retries: int = 0
 
 
 @dataclass
 class Agents:
-    """The two policies as samplers with their prompts. Without a decomposer the actor gets no subtasks."""
+    """The two policies as samplers with their prompts. Without a decomposer the actor gets no subtasks.
+
+    dialect: how replies are read. baseline: plays instead of the actor, if given (agents.py).
+    """
     decomposer: object | None
     actor: object
     decomposer_prompts: Prompts
     actor_prompts: Prompts
+    dialect: Dialect = OURS
+    baseline: Baseline | None = None
 
 
 async def sample_plan(agents: Agents, task: Task, seen: bytes, operations: list[str], how: Sampling, *place: object) -> Plan:
@@ -195,6 +211,9 @@ async def sample_plan(agents: Agents, task: Task, seen: bytes, operations: list[
 
 def actor_policy(agents: Agents, task: Task, plan: Plan | None, how: Sampling, *place: int) -> Act:
     """Eq. 2: a_t ~ pi_A(. | x, o_t, h_t, d). `place` (plan, episode, attempt) seeds its draws."""
+    if agents.baseline:
+        return agents.baseline.act(task.intent, lambda *t: seed_of(how.seed, task.id, *place, *t), how.retries)
+
     async def act(seen: Observation, operations: list[str], _session: Session) -> Completion:
         nonlocal plan
         t = len(operations)
@@ -203,6 +222,10 @@ def actor_policy(agents: Agents, task: Task, plan: Plan | None, how: Sampling, *
             plan = await sample_plan(agents, task, seen.png, operations, how, *place, t)
         prompt = agents.actor_prompts.actor(task.intent, plan.subtasks if plan else None, operations, seen.png)
         reply = await agents.actor.sample(prompt, how.action_tokens, how.temperature, seed_of(how.seed, task.id, *place, t))
+        for again in range(how.retries):
+            if agents.dialect.parse(reply.text, (seen.width, seen.height)).error is None:
+                break
+            reply = await agents.actor.sample(prompt, how.action_tokens, 1.0, seed_of(how.seed, task.id, *place, t, again))
         return Replanned(**vars(reply), plan=plan) if replanned else reply
     return act
 
@@ -257,7 +280,8 @@ async def rollout(env: Environment, agents: Agents, task: Task, K: int, M: int, 
         done = load_episode(folder, i, j)
         if done is None:
             plan = plans[i] if agents.decomposer else None
-            done = await episode(env, task, i, j, lambda attempt: actor_policy(agents, task, plan, how, i, j, attempt), T)
+            done = await episode(env, task, i, j, lambda attempt: actor_policy(agents, task, plan, how, i, j, attempt), T,
+                                 agents.dialect)
             if how.milestones and done.reward is not None:
                 done = await with_milestones(env, task, plan, done)
             save_episode(folder, done)

@@ -28,7 +28,7 @@ class Dialect:
     answer_ends: bool = False
 
 
-def _uitars_grid(viewport: Size) -> Size:
+def uitars_grid(viewport: Size) -> Size:
     return smart_resize(*viewport, min_pixels=78_400, max_pixels=12_845_056)
 
 
@@ -49,15 +49,15 @@ def _write_scalecua(operation: str, actions: Sequence[Action], viewport: Size) -
 DIALECTS = {
     "jhima": Dialect(_jhima, _write_scalecua, answer_ends=True),
     "scalecua": Dialect(_scalecua, _write_scalecua),
-    "uitars-1.5": Dialect(lambda reply, size: uitars.parse(reply, _uitars_grid(size), size),
-                          lambda operation, actions, size: uitars.write(operation, actions, _uitars_grid(size), size)),
+    "uitars-1.5": Dialect(lambda reply, size: uitars.parse(reply, uitars_grid(size), size),
+                          lambda operation, actions, size: uitars.write(operation, actions, uitars_grid(size), size)),
     "uitars-72b": Dialect(lambda reply, size: uitars.parse(reply, THOUSAND, size),
                           lambda operation, actions, size: uitars.write(operation, actions, THOUSAND, size)),
     "gui-libra": Dialect(gui_libra.parse, gui_libra.write, answer_ends=True),
     "planner": Dialect(planner.parse_plan, planner.write_plan),
 }
 GROUNDERS: dict[str, Callable[[str, Size], Turn]] = {
-    "uitars": lambda reply, size: planner.parse_point(reply, _uitars_grid(size), size),
+    "uitars": lambda reply, size: planner.parse_point(reply, uitars_grid(size), size),
     "scalecua": lambda reply, size: planner.parse_point(reply, smart_resize(*size), size, fractions=True),
 }
 PARSERS = {name: d.parse for name, d in DIALECTS.items()} | {f"{name}-grounder": g for name, g in GROUNDERS.items()}
