@@ -76,6 +76,7 @@ def random_model(folder: Path, seed: int = 0) -> Qwen2_5_VLForConditionalGenerat
 
 def lora(model, rank: int = 32, seed: int = 0):
     """`model` with a non-zero adapter in fp32 on its language model's linear layers."""
+    torch.manual_seed(seed)                      # of A; `randomize` draws B
     model.requires_grad_(False)
     wrapped = get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=LORA_TARGETS, task_type="CAUSAL_LM"))
     randomize(wrapped, seed)

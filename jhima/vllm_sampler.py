@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -56,8 +57,8 @@ def start_engine(checkpoint: str | Path, device: torch.device, lora_rank: int, k
     gpu = device.type == "cuda"
     arguments = dict(
         model=str(checkpoint), dtype="bfloat16" if gpu else "float32", max_model_len=max_tokens, max_num_seqs=max_batch,
-        kv_cache_memory_bytes=kv_bytes, enable_prefix_caching=True, enable_sleep_mode=sleep,
-        enable_lora=True, max_lora_rank=max(8, lora_rank), max_loras=adapters,
+        max_num_batched_tokens=max(4096, max_tokens), kv_cache_memory_bytes=kv_bytes, enable_prefix_caching=True,
+        enable_sleep_mode=sleep, enable_lora=True, max_lora_rank=max(8, lora_rank), max_loras=adapters,
         limit_mm_per_prompt={"image": 0, "video": 0}, enable_mm_embeds=True,
         logprobs_mode="processed_logprobs", generation_config="vllm", disable_log_stats=True)
     if gpu:
@@ -65,25 +66,32 @@ def start_engine(checkpoint: str | Path, device: torch.device, lora_rank: int, k
         arguments |= {"gpu_memory_utilization": 0.05}
     else:
         # vLLM's CPU build cannot seed a request whose prompt is processed in chunks.
-        arguments |= {"enforce_eager": True, "enable_chunked_prefill": False, "max_num_batched_tokens": max(4096, max_tokens)}
+        arguments |= {"enforce_eager": True, "enable_chunked_prefill": False}
     with _environment(device):
         return AsyncLLM.from_engine_args(AsyncEngineArgs(**(arguments | options)))
 
 
 @contextmanager
 def _environment(device: torch.device) -> Iterator[None]:
-    """The variables that the engine's process starts with: this rank's GPU alone, and no compiler on a CPU."""
+    """What the engine's process starts with: this rank's GPU alone, no compiler on a CPU, and not our script.
+
+    A spawned process imports its parent's main module first: all that training needs and an engine does not, for
+    seconds, and vLLM's CPU build fails where Flask is among it.
+    """
     ours = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}         # a fork would copy this process's threads half-way
     if device.type == "cuda":
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(torch.cuda.device_count())))).split(",")
         ours["CUDA_VISIBLE_DEVICES"] = visible[device.index or 0]
     else:
         ours["TORCHDYNAMO_DISABLE"] = "1"
-    before = {name: os.environ.get(name) for name in ours}
+    main = sys.modules["__main__"]
+    before, script = {name: os.environ.get(name) for name in ours}, {k: vars(main).pop(k, None) for k in ("__file__", "__spec__")}
     os.environ |= ours
+    main.__spec__ = None
     try:
         yield
     finally:
+        vars(main).update({k: v for k, v in script.items() if v is not None})
         for name, value in before.items():
             os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
 

@@ -1,0 +1,338 @@
+"""What a whole RL task costs: rollouts in real Chromium with vLLM, and the update that follows.
+
+    python benchmarks/rollout.py                      # one GPU, 7B shape, 63 episodes at once: about 8 minutes
+    python benchmarks/rollout.py --tiny --M 2 --T 3   # the pocket base model, on anything that runs vLLM
+
+Ours: --tasks tasks of K plans x M episodes x T steps at once, by jhima.rollout and jhima.vllm_sampler, then two passes
+of the update over one task's samples. Against it, for the same work: a lock-step loop that plays one task's K x M
+episodes in rounds (all screenshots, one batch of replies with vLLM's own image processing, all actions, a fixed sleep)
+and a transformers + PEFT update. Real: pages, latency, screenshots, prompts, sampled ids, log-probs, gradients. Made
+up, because random weights solve nothing: what the browser does (clicks and scrolls drawn at random, so that pages
+change) and the rewards of the update (a coin a episode, so that no sample is skipped). Prints, last, GPU-seconds a
+task; writes runs/benchmarks/rollout.json and, with matplotlib, rollout.png.
+"""
+from __future__ import annotations
+
+import argparse
+import asyncio
+import io
+import random
+import shutil
+import tempfile
+import time
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from shape import BASE, DEVICE, OUT, Watch, make_policy, random_model, randomize, report, write_shape
+from update import MAX_PIXELS, MIN_PIXELS, Qwen2VLImageProcessorPil, loss_of, seconds, stock_logp, stock_settings
+
+import torch
+from PIL import Image
+from tqdm import tqdm
+from vllm import SamplingParams
+from vllm.sampling_params import RequestOutputKind
+
+from jhima import grpo
+from jhima.actions import format_reply, parse
+from jhima.arena import PocketArena
+from jhima.chromium import Browsers
+from jhima.pocket.teacher import MODEL, serve_teacher
+from jhima.policy import Policy, Sample
+from jhima.rewards import Judge
+from jhima.rollout import Agents, Environment, Sampling, describe, perform, rollout
+from jhima.sampler import Completion
+from jhima.tasks import Task, load_tasks
+from jhima.vision import smart_resize
+from jhima.vllm_sampler import VllmSampler, start_engine
+
+TEMPERATURE = 0.8
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--tiny", action="store_true", help="the pocket base model and 336x336 pages")
+    add("--tasks", type=int, default=3, help="tasks at once (default: %(default)s)")
+    add("--K", type=int, default=3, help="plans a task (default: %(default)s)")
+    add("--M", type=int, default=7, help="episodes a plan (default: %(default)s)")
+    add("--T", type=int, default=15, help="steps an episode (default: %(default)s)")
+    add("--latency", type=float, default=1.0, help="seconds that every page takes (default: %(default)s)")
+    add("--sleep", type=float, default=3.0, help="the lock-step loop's sleep after an action (default: %(default)s)")
+    add("--rounds", type=int, default=3, help="rounds of the lock-step loop to measure (default: %(default)s)")
+    add("--plan-tokens", type=int, default=128, help="(default: %(default)s)")
+    add("--action-tokens", type=int, default=64, help="(default: %(default)s)")
+    add("--update-samples", type=int, default=160, help="samples of a task to update on; the rest is scaled (default: %(default)s)")
+    add("--kv-gib", type=float, default=16, help="vLLM's memory for keys and values (default: %(default)s)")
+    add("--browsers", type=int, default=2, help="Chromium processes (default: %(default)s)")
+    return parser.parse_args()
+
+
+def wander(seed: int, width: int, height: int) -> str:
+    """A reply that does something to the page: random weights say nothing that can be acted on."""
+    rng = random.Random(seed)
+    x, y = rng.randrange(width), rng.randrange(height)
+    call = f"click(x={x}, y={y})" if rng.random() < 0.7 else f"swipe(from_coord=[{x}, {y}], direction='up', amount=0.5)"
+    return format_reply(f"Look at place {x} {y}", [call])
+
+
+class Wanderer:
+    """The actor's sampler, whose sampled ids and log-probs are kept and whose text is made up."""
+
+    def __init__(self, sampler: VllmSampler) -> None:
+        self.sampler = sampler
+
+    async def sample(self, prompt, max_tokens: int, temperature: float, seed: int) -> Completion:
+        reply = await self.sampler.sample(prompt, max_tokens, temperature, seed)
+        return replace(reply, text=wander(seed, *smart_resize(*Image.open(io.BytesIO(prompt.image)).size)))
+
+
+# ---- the loop to compare with ----
+
+async def lock_step(env: Environment, sampler: VllmSampler, task: Task, episodes: int, args: argparse.Namespace) -> dict:
+    """Seconds a round of `episodes` episodes, and its parts. Browsers work at once, unlike in most such loops."""
+    policy, params = sampler.policy, SamplingParams(temperature=TEMPERATURE, max_tokens=args.action_tokens, logprobs=0,
+                                                    ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY)
+
+    async def reply(number: int, prompt) -> None:
+        picture = Image.open(io.BytesIO(prompt.image)).convert("RGB")
+        request = {"prompt_token_ids": policy.prompt_ids(prompt), "multi_modal_data": {"image": picture.resize(smart_resize(*picture.size))}}
+        async for _ in sampler.engine.generate(request, params, f"lock-step-{time.monotonic_ns()}-{number}", lora_request=sampler.adapter):
+            pass
+
+    parts = {"screenshots": 0.0, "replies": 0.0, "actions": 0.0, "sleep": 0.0}
+    async with AsyncExitStack() as stack:
+        sessions = [session for _, session in await asyncio.gather(
+            *(stack.enter_async_context(env.start(task)) for _ in range(episodes)))]
+        operations: list[list[str]] = [[] for _ in sessions]
+        for number in range(args.rounds + 1):    # all show the same page in the first round, which does not count
+            times = [time.monotonic()]
+            seen = await asyncio.gather(*(session.observe() for session in sessions))
+            times.append(time.monotonic())
+            prompts = [policy.prompts.actor(task.intent, ["Look around"] * 3, h, s.png) for h, s in zip(operations, seen)]
+            await asyncio.gather(*(reply(i, prompt) for i, prompt in enumerate(prompts)))
+            times.append(time.monotonic())
+            viewport = (seen[0].width, seen[0].height)
+            turns = [parse(wander(1000 * number + i, *smart_resize(*viewport)), smart_resize(*viewport), viewport)
+                     for i in range(len(sessions))]
+            await asyncio.gather(*(perform(session, turn, "") for session, turn in zip(sessions, turns)))
+            for h, turn in zip(operations, turns):
+                h.append(describe(turn, viewport))
+            times.append(time.monotonic())
+            await asyncio.sleep(args.sleep)
+            times.append(time.monotonic())
+            for name, begin, end in zip(parts, times, times[1:]):
+                parts[name] += (end - begin) / args.rounds * (number > 0)
+    return {name: round(value, 2) for name, value in parts.items()}
+
+
+# ---- the update ----
+
+def update(policy: Policy, samples: list[Sample], passes: int = 2) -> dict:
+    """The update as train_rl.py makes it, without DeepSpeed; returns the mean |log-prob of trainer - of sampler|."""
+    optimizer = torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad], lr=1e-5, weight_decay=0.0)
+    old, gaps = [], []
+    for number in range(passes):
+        for at, s in enumerate(tqdm(samples, desc=f"update, pass {number + 1}", unit="sample", leave=False)):
+            logp = policy([s], TEMPERATURE)
+            if number == 0:
+                old.append(logp.detach())
+                gaps.append((logp.detach() - torch.tensor(s.logps, device=logp.device)).abs())
+            advantage = torch.full_like(logp, s.advantage)
+            grpo.policy_loss(logp, old[at], advantage, 1000.0).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return {"mean |log-prob difference|": round(float(torch.cat(gaps).mean()), 5), "max": round(float(torch.cat(gaps).max()), 4)}
+
+
+@torch.no_grad()
+@torch.compiler.set_stance("force_eager")
+def gap(policy: Policy, samples: list[Sample]) -> float:
+    """Mean |log-prob of the policy - of the sampler| over samples."""
+    return round(float(torch.cat([policy([s], TEMPERATURE) - torch.tensor(s.logps, device=DEVICE) for s in samples]).abs().mean()), 5)
+
+
+def samples_of(group, coin: random.Random) -> tuple[list[Sample], list[Sample]]:
+    """The actor's and the decomposer's samples of a task under made-up rewards; those of equal luck are kept, too."""
+    actor = [Sample(s.prompt_ids, s.screenshot, s.ids, coin.choice((-0.5, 0.5)), s.logps)
+             for row in group.episodes for e in row for s in e.steps]
+    decomposer = [Sample(p.prompt_ids, group.first, p.ids, coin.choice((-0.5, 0.5)), p.logps) for p in group.plans]
+    return sorted(actor, key=lambda s: -len(s.prompt_ids)), decomposer
+
+
+# ---- the measurement ----
+
+async def measure(args: argparse.Namespace, folder: Path, watch: Watch) -> dict:
+    result: dict = {"device": torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU", "settings": dict(vars(args))}
+    seen = result.setdefault("phases", {})
+
+    def note(name: str, phase) -> None:
+        seen[name] = {"seconds": round(phase.seconds, 2), "peak GiB of the GPU": round(phase.peak, 1),
+                      "GPU idle": None if phase.busy is None else round(1 - phase.busy, 3)}
+        print(f"{name}: {seen[name]}", flush=True)
+
+    # 1. Two trainers, one engine with both adapters.
+    with watch.phase() as phase:
+        if args.tiny:
+            policies = [make_policy(True, folder) for _ in range(2)]
+        else:
+            write_shape(folder)
+            model = random_model(folder)
+            model.save_pretrained(folder)
+            policies = [make_policy(False, folder, m) for m in (model, random_model(folder))]
+        for number, policy in enumerate(policies):
+            randomize(policy, 10 + number)
+            policy.checkpointing = "auto"
+            if DEVICE.type == "cuda":
+                policy.compile()
+            policy.eval()
+    note("start: models", phase)
+    actor, decomposer = policies
+    with watch.phase() as phase:
+        engine = start_engine(folder, DEVICE, 32, int(args.kv_gib * 2**30) if DEVICE.type == "cuda" else 256 << 20, max_tokens=4096,
+                              adapters=2, limit_mm_per_prompt={"image": 1, "video": 0}, skip_mm_profiling=True)
+    note("start: vLLM", phase)
+    try:
+        act, plan = VllmSampler(actor, engine), VllmSampler(decomposer, engine)
+        with watch.phase() as phase:
+            await act.sync()
+            await plan.sync()
+        note("sync of two adapters", phase)
+        await play(args, result, note, watch, act, plan)
+    finally:
+        engine.shutdown()
+    return result
+
+
+async def play(args: argparse.Namespace, result: dict, note, watch: Watch, act: VllmSampler, plan: VllmSampler) -> None:
+    actor, decomposer = act.policy, plan.policy
+    tasks = [t for t in load_tasks("pocket") if t.eval["eval_types"] == ["url_match"]][:args.tasks]
+    how = Sampling(TEMPERATURE, TEMPERATURE, args.plan_tokens, args.action_tokens, 0)
+    episodes = args.K * args.M
+    with serve_teacher() as url, tempfile.TemporaryDirectory() as place:
+        async with PocketArena(full=not args.tiny, latency=args.latency) as arena, Browsers(args.browsers) as browsers:
+            env = Environment(arena, browsers, Judge(url, MODEL, None), concurrency=args.tasks * episodes)
+            agents = Agents(plan, Wanderer(act), decomposer.prompts, actor.prompts)
+
+            # 2. Warm up: one short task, so that nothing below is the first of its kind.
+            with watch.phase() as phase:
+                await rollout(env, agents, tasks[0], 1, 2, 2, how, Path(place) / "warm-up")
+            note("warm-up", phase)
+
+            # 3. The loop to compare with.
+            with watch.phase() as phase:
+                parts = await lock_step(env, act, tasks[0], episodes, args)
+            note("lock-step", phase)
+            result["lock-step, s a round"] = parts
+            locked = episodes / sum(parts.values())
+
+            # 4. Ours: all tasks at once.
+            cached, tokens = len(actor._cache), act.tokens
+            with watch.phase() as phase:
+                with tqdm(total=args.tasks * episodes, desc="episodes", unit="episode", leave=False) as bar:
+                    groups = await asyncio.gather(*(rollout(env, agents, task, args.K, args.M, args.T, how, Path(place) / task.id,
+                                                            lambda _: bar.update()) for task in tasks))
+            note("rollout", phase)
+    groups = [g for g in groups if g]
+    steps = sum(len(e.steps) for g in groups for row in g.episodes for e in row)
+    result["rollout"] = {
+        "episodes": args.tasks * episodes, "steps": steps, "distinct screenshots": len(actor._cache) - cached,
+        "failures": dict(env.failures), "sampled tokens/s": round((act.tokens - tokens) / phase.seconds),
+        "prompt tokens, mean": round(sum(len(s.prompt_ids) for g in groups for row in g.episodes for e in row for s in e.steps) / steps),
+        "steps/s": round(steps / phase.seconds, 2), "lock-step steps/s": round(locked, 2),
+        "ratio": round(steps / phase.seconds / locked, 2)}
+    print(result["rollout"], flush=True)
+    rollout_seconds, work = phase.seconds / args.tasks, args.T * episodes
+
+    # 5. Log-probs: the trainer's against vLLM's, and against those of the model without its adapter.
+    actor_samples, decomposer_samples = samples_of(groups[0], random.Random(0))
+    actor_samples = actor_samples[:: max(1, len(actor_samples) // args.update_samples)]
+    few = actor_samples[:: max(1, len(actor_samples) // 16)]
+    with actor.model.disable_adapter():
+        result["mean |log-prob difference|"] = {"without the adapter": gap(actor, few)}
+
+    # 6. The update: the stock path on a few samples, ours on all of one task's.
+    processor = Qwen2VLImageProcessorPil(min_pixels=MIN_PIXELS, max_pixels=MAX_PIXELS)
+    actor.train(), decomposer.train()
+    with stock_settings(actor), torch.compiler.set_stance("force_eager"):
+        with watch.phase() as phase:
+            stock = seconds(lambda: [loss_of(stock_logp(actor, processor, s), [s]).backward() for s in few[:2]], 2) / 2
+    note("stock update", phase)
+    actor.zero_grad(set_to_none=True)
+    with watch.phase() as phase:
+        for policy, s in ((actor, actor_samples[0]), (decomposer, decomposer_samples[0])):
+            loss_of(policy([s], TEMPERATURE), [s]).backward()
+            policy.zero_grad(set_to_none=True)
+    note("compile", phase)
+    with watch.phase() as phase:
+        began = time.monotonic()
+        result["mean |log-prob difference|"]["with it"] = update(actor, actor_samples)
+        result["mean |log-prob difference|"]["decomposer"] = update(decomposer, decomposer_samples)
+        result["update, s a sample and pass"] = round((time.monotonic() - began) / 2 / (len(actor_samples) + len(decomposer_samples)), 4)
+    note("update", phase)
+    update_seconds = phase.seconds * (work + args.K) / (len(actor_samples) + len(decomposer_samples))
+
+    # 7. The next version of the adapter: served, and not the last one's keys and values.
+    randomize(actor, 20)
+    with watch.phase() as phase:
+        await act.sync()
+        await plan.sync()
+    note("next sync", phase)
+    prompts = [actor.prompts.actor("Another task", ["Look around"], [], s.image) for s in few[:8]]
+    replies = await asyncio.gather(*(act.sample(p, args.action_tokens, TEMPERATURE, i) for i, p in enumerate(prompts)))
+    actor.eval()
+    result["mean |log-prob difference|"]["next version"] = gap(
+        actor, [Sample(r.prompt_ids, p.image, r.ids, 0.0, r.logps) for r, p in zip(replies, prompts)])
+
+    # 8. GPU-seconds a task of K x M episodes of T steps, before and after.
+    idle = {name: result["phases"][name]["GPU idle"] or 0.0 for name in ("lock-step", "rollout")}
+    before = {"rollout, GPU busy": work / locked * (1 - idle["lock-step"]), "rollout, GPU idle": work / locked * idle["lock-step"],
+              "sync": phase.seconds, "update": 2 * stock * (work + args.K)}
+    after = {"rollout, GPU busy": rollout_seconds * (1 - idle["rollout"]), "rollout, GPU idle": rollout_seconds * idle["rollout"],
+             "sync": phase.seconds / 8, "update": update_seconds}                 # 8 tasks share a sync
+    result["GPU-seconds a task"] = {"before": {k: round(v, 1) for k, v in before.items()}, "after": {k: round(v, 1) for k, v in after.items()},
+                                    "total before": round(sum(before.values()), 1), "total after": round(sum(after.values()), 1)}
+    result["stock update, s a sample"] = round(stock, 3)
+
+
+def figure(result: dict, path: Path) -> None:
+    """Two bars: where the GPU-seconds of a task go, before and after."""
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    split = result["GPU-seconds a task"]
+    fig, axes = plt.subplots(figsize=(8, 2.4), layout="constrained")
+    colors = dict(zip(split["after"], ("#2b6cb0", "#bcd4ee", "#dd6b20", "#2f855a")))
+    for row, when in enumerate(("after", "before")):
+        left = 0.0
+        for name, value in split[when].items():
+            axes.barh(row, value, left=left, color=colors[name], label=name if row == 0 else None)
+            left += value
+        axes.text(left, row, f" {left:.0f} s", va="center")
+    axes.set_yticks([0, 1], ["this repository", "lock-step loop,\ntransformers + PEFT"])
+    axes.set_xlabel("GPU-seconds a task")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, ncols=4, loc="upper center", bbox_to_anchor=(0.5, 1.25))
+    fig.savefig(path, dpi=150)
+
+
+def main() -> None:
+    args = parse_args()
+    fast = Path("/dev/shm")          # 16 GB of random weights, written and read once
+    roomy = fast.is_dir() and shutil.disk_usage(fast).free > 24 << 30
+    watch = Watch()
+    with tempfile.TemporaryDirectory(dir=fast if roomy and not args.tiny else None) as scratch:
+        result = asyncio.run(measure(args, BASE if args.tiny else Path(scratch), watch))
+    watch.close()
+    report("rollout", result)
+    try:
+        figure(result, OUT / "rollout.png")
+    except ImportError:
+        print("no matplotlib: no figure")
+    print(f"rollout, steps/s: {result['rollout']['steps/s']} against {result['rollout']['lock-step steps/s']}, "
+          f"ratio {result['rollout']['ratio']}")
+    print(f"GPU-seconds a task: {result['GPU-seconds a task']['total after']} against {result['GPU-seconds a task']['total before']}")
+
+
+if __name__ == "__main__":
+    main()
