@@ -159,10 +159,10 @@ def read_row(line: bytes) -> Row:
         raise Broken(f"more than {MAX_IMAGES} images")
     if any(i.startswith("/") or ".." in Path(i).parts for i in images):
         raise Broken("image outside its root")
-    sizes = row.get("image_wh") or [[row.get("width"), row.get("height")]]
-    for side in [side for size in sizes for side in (size if isinstance(size, list) else [size])] if images else []:
-        if isinstance(side, (int, float)) and side < MIN_SIDE:
-            raise Broken(f"image side below {MIN_SIDE}")
+    sizes = row.get("image_wh") if isinstance(row.get("image_wh"), list) else []
+    sides = [row.get("width"), row.get("height"), *(s for size in sizes for s in (size if isinstance(size, list) else [size]))]
+    if images and any(isinstance(side, (int, float)) and side < MIN_SIDE for side in sides):
+        raise Broken(f"image side below {MIN_SIDE}")
     system, turns = _turns(row.get("conversations"))
     return Row(images, system, _tagged(turns, len(images)))
 

@@ -14,6 +14,8 @@ PLATFORMS = {"windows": "Windows", "macos": "macOS", "mac": "macOS", "ubuntu": "
              "desktop": "Desktop", "all": "All"}
 _MOBILE = ("android", "mobile", "iphone", "ipad")
 
+GENERIC = "You are a helpful assistant."            # what Qwen2.5-VL's chat template puts in by itself
+
 _EVERY = "click(x, y, clicks=1, button='left'), write(message), wait(seconds=3), call_user()"
 _DESKTOP_AND_WEB = ("doubleClick(x, y), rightClick(x, y), moveTo(x, y), dragTo(x, y), press(keys, presses=1), "
                     "hotkey('ctrl', 'c'), keyDown(key), keyUp(key)")
@@ -46,10 +48,10 @@ def read_style(name: str) -> Style:
 def system_turn(style: Style, prompts: Prompts) -> str:
     """The system turn that ScaleCUA leaves out of its samples: role, the platform's actions, and the reply's form.
 
-    Web steps without thoughts get the very prompt that the actor has in the browser. Boxes and chats get none.
+    Web steps without thoughts get the very prompt that the actor has in the browser. Boxes and chats get Qwen's own.
     """
     if style.kind in ("box", "chat"):
-        return ""
+        return GENERIC
     if style == Style("step", "web"):
         return prompts.actor_system
     p = style.platform

@@ -125,7 +125,8 @@ def conversation(policy: Policy, data_set: DataSet, row: Row) -> Example:
             learn.extend([learned] * len(part))
 
     system = row.system if row.system is not None else system_turn(data_set.style, policy.prompts)
-    say([policy.im_start], policy.text_ids("system\n" + system), [policy.im_end], newline)
+    if system:
+        say([policy.im_start], policy.text_ids("system\n" + system), [policy.im_end], newline)
     for human, gpt in row.turns:
         if kind == "click":
             gpt = in_grammar(gpt)
