@@ -88,7 +88,7 @@ def _success(site: str, groups: list[GroupRecord]) -> Success:
     for group in groups:
         by_run.setdefault(group.batch, []).extend(_scores([group]).values())
     per_run = np.array([np.mean([np.mean(R) for R in tasks]) for tasks in by_run.values() if tasks])      # [runs]
-    repeated = len({g.task.id for g in groups}) < len(groups)                  # a task in two runs: runs are repetitions
+    repeated = len({g.task.id for g in groups}) < len(groups)                  # a task in two runs: they repeat it
     means = np.array([np.mean(R) for R in by_task.values()])                   # [tasks that were scored]
     low, high = bootstrap_interval(means) if len(means) > 1 else (None, None)
     most = max(map(len, by_task.values()), default=0)
@@ -159,8 +159,8 @@ def differences(run: list[GroupRecord], base: list[GroupRecord]) -> tuple[Differ
 
 def _difference(site: str, run: list[GroupRecord], base: list[GroupRecord]) -> Difference:
     ours, theirs = _scores(run), _scores(base)
-    paired = np.array([np.mean(ours[task]) - np.mean(theirs[task]) for task in ours.keys() & theirs.keys()])    # [tasks]
-    paired.sort()                                                   # sets have no order, a seeded bootstrap needs one
+    both = sorted(ours.keys() & theirs.keys())
+    paired = np.array([np.mean(ours[task]) - np.mean(theirs[task]) for task in both])                          # [tasks]
     low, high = bootstrap_interval(paired) if len(paired) > 1 else (None, None)
     return Difference(site, float(paired.mean()) if len(paired) else None, low, high, len(paired),
                       int((paired > 0).sum()), int((paired < 0).sum()))
@@ -231,15 +231,17 @@ def compare_markdown(comparison: Comparison) -> str:
     sites = sorted({row.site for table in tables.values() for row in table.sites})
     rows = [["success %", *sites, "overall", "95 % over tasks", "episodes", "failed", "unscored", "not played"]]
     for name, table in tables.items():
-        by_site, all_ = {row.site: row for row in table.sites}, table.overall
-        rows.append([name, *(percent(by_site.get(site)) for site in sites), percent(all_), _interval(all_.low, all_.high),
-                     *map(str, (all_.episodes, all_.failed, all_.unscored, all_.not_played))])
+        by_site, whole = {row.site: row for row in table.sites}, table.overall
+        rows.append([name, *(percent(by_site.get(site)) for site in sites), percent(whole),
+                     _interval(whole.low, whole.high),
+                     *map(str, (whole.episodes, whole.failed, whole.unscored, whole.not_played))])
     lines = markdown_table(rows)
     if comparison.differences:
         minus = [[f"minus {next(iter(tables))}", *sites, "overall", "tasks in both", "better", "worse"]]
         for name, found in comparison.differences.items():
             minus.append([name, *map(_points, found), *map(str, (found[-1].tasks, found[-1].better, found[-1].worse))])
-        lines += ["", *markdown_table(minus), "", "Points, task by task; in brackets the 95 % bootstrap interval over tasks."]
+        lines += ["", *markdown_table(minus), "",
+                  "Points, task by task; in brackets the 95 % bootstrap interval over tasks."]
     for name, table in tables.items():
         lines += _notes(table, f"{name}: ")
     return "\n".join(lines) + "\n"

@@ -133,8 +133,8 @@ def subgoal_figure(results: dict[str, Progress], png: Path | BinaryIO) -> None:
                        color=colour, linewidth=1.4, marker="o", markersize=6, capsize=3,
                        label=label + (f": \u03c4 = {found.tau[0]:.3f}" if found.tau else ""))
         for place, (_, b) in zip(x, points):
-            right.annotate(str(b.episodes), (place, b.high), (0, 3), textcoords="offset points", fontsize=8, color=colour,
-                           ha="center")
+            right.annotate(str(b.episodes), (place, b.high), (0, 3), textcoords="offset points", fontsize=8,
+                           color=colour, ha="center")
     for axis in (left, right):
         _plain(axis)
         axis.set_ylim(-0.02, 1.08)

@@ -4,16 +4,13 @@ Read by train_rl.py --milestone W, and by the subgoal analysis (subgoals.py). No
 """
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 import re
-
-import openai
+from functools import partial
 
 from .actions import Action
 from .episodes import Episode
-from .failures import EnvironmentFailure
 from .prompts import MILESTONES_SYSTEM
 from .rewards import Judge
 
@@ -42,21 +39,7 @@ async def judged(judge: Judge, messages: list[dict], count: int) -> tuple[list[b
 
     Raises EnvironmentFailure("judge") where the judge's attempts bring no readable verdict.
     """
-    problem = "no attempt"
-    for attempt in range(judge.attempts):
-        if attempt:
-            await asyncio.sleep(judge.pause * 2 ** (attempt - 1))
-        try:
-            completion = await asyncio.wait_for(judge.client.chat.completions.create(
-                model=judge.model, messages=messages, temperature=0, max_tokens=1024), judge.timeout)
-            reply = completion.choices[0].message.content or ""
-            if (verdict := read_milestones(reply, count)) is not None:
-                return verdict, reply
-            problem = f"a reply without {count} verdicts: {reply[-200:]!r}"
-        # What is no chat completion at all surfaces in the client as one of the last four.
-        except (openai.OpenAIError, TimeoutError, ValueError, AttributeError, TypeError, IndexError) as error:
-            problem = f"{type(error).__name__}: {str(error)[:200]}"
-    raise EnvironmentFailure("judge", f"{judge.model}: {problem}")
+    return await judge.ask(messages, partial(read_milestones, count=count))
 
 
 def read_milestones(reply: str, count: int) -> list[bool] | None:

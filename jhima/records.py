@@ -101,13 +101,14 @@ def _planned(run: Path) -> list[tuple[str, Task]]:
 
 
 def read_group(folder: Path) -> GroupRecord:
-    """One task's group; without plans and episodes where `folder` holds none. Raises FileNotFoundError for no folder."""
+    """One task's group, without plans and episodes where it has none yet. Raises FileNotFoundError for no folder."""
     unreadable: list[str] = []
     task, plans = Task(folder.name, (), "", "", {}), ()
     try:
         raw = _read_object(folder / "group.json")
         task = _parse_task(raw["task"])
-        plans = tuple(Plan(_text(p, "text"), list(_texts(p, "subtasks")), ids=list(p.get("ids", ()))) for p in raw["plans"])
+        plans = tuple(Plan(_text(p, "text"), list(_texts(p, "subtasks")), ids=list(p.get("ids", ())))
+                      for p in raw["plans"])
     except FileNotFoundError:
         pass                                    # half-written: the plans are still being sampled
     except MALFORMED as error:

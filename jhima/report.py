@@ -5,7 +5,7 @@
 
 Pages open from disk and request nothing but, with --folder, their own screenshots. All that a page or a model wrote
 travels as JSON, is shown as text only (report.js never builds markup from a string), and the Content-Security-Policy
-runs this repository's one script and no other. Verdicts of `python -m jhima.subgoals RUN` are shown where there are any.
+runs this repository's one script and no other. What `python -m jhima.subgoals RUN` had judged is shown too.
 """
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import openai
 from playwright.async_api import Page
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from .arena import Lease
     from .browser import Session
 
+T = TypeVar("T")
 MAX_ANSWER = 10_000          # characters of an answer that are read
 MAX_PAGE = 2_000_000         # characters of a page that are read
 MAX_JUDGED = 8_000           # characters of a text that the judge is shown
@@ -262,7 +263,7 @@ async def _fall_quiet(page: Page, seconds: float) -> None:
 
 
 class Judge:
-    """An OpenAI-compatible chat model that says whether two texts mean the same.
+    """An OpenAI-compatible chat model that gives verdicts: whether two texts mean the same, or what `ask` reads.
 
     base_url None is OpenAI's own. `attempts` requests of at most `timeout` seconds, with back-off from `pause` seconds
     that doubles. `cache` is a file of JSON lines that keeps every verdict by model and question: asked again, the
@@ -287,6 +288,15 @@ class Judge:
         key = hashlib.sha256(json.dumps([self.model, messages]).encode()).hexdigest()
         if key in self._replies:
             return read_verdict(self._replies[key]), self._replies[key]
+        verdict, reply = await self.ask(messages, read_verdict)
+        self._keep(key, reply)
+        return verdict, reply
+
+    async def ask(self, messages: list[dict], read: Callable[[str], T | None]) -> tuple[T, str]:
+        """What `read` finds in the judge's reply, and that reply; one in which it finds None is asked for again.
+
+        Raises EnvironmentFailure("judge").
+        """
         for attempt in range(self.attempts):
             if attempt:
                 await asyncio.sleep(self.pause * 2 ** (attempt - 1))
@@ -304,9 +314,8 @@ class Judge:
             except (openai.OpenAIError, ValueError, AttributeError, TypeError, IndexError) as error:
                 problem = f"{type(error).__name__}: {_short(error)}"
             else:
-                verdict = read_verdict(reply) if ended else None
+                verdict = read(reply) if ended else None
                 if verdict is not None:
-                    self._keep(key, reply)
                     return verdict, reply
                 problem = f"a reply without a verdict: {_short(reply)!r}"
         raise EnvironmentFailure("judge", f"{self.model}, attempt {attempt + 1}: {problem}")

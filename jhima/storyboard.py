@@ -1,11 +1,11 @@
-"""Qualitative figures like the paper's 3 to 6, as PNG: a task, its subtasks, and screenshots with what was done on them.
+"""Qualitative figures like the paper's 3 to 6, as PNG: a task, its subtasks, and screenshots with the actions marked.
 
     python -m jhima.storyboard annotation DATA/meta.json ANNOTATIONS.jsonl KEY out.png    a teacher's annotation (3, 4)
     python -m jhima.storyboard plan RUN/rollouts/run_0/TASK out.png                       a decomposer's plan (5)
     python -m jhima.storyboard episode RUN/rollouts/run_0/TASK/p0_e0 out.png              an episode (6)
 
-KEY is the "trajectory" of a line of ANNOTATIONS.jsonl. Subtasks of an episode are ticked where `python -m jhima.subgoals`
-has asked a judge.
+KEY is the "trajectory" of a line of ANNOTATIONS.jsonl. An episode's subtasks are ticked where
+`python -m jhima.subgoals` has asked a judge.
 """
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Note:
 
 
 def storyboard(notes: list[Note], frames: list[Frame]) -> Image.Image:
-    """Notes on the left, frames in reading order on the right: one large frame, or rows of three (of five from ten on)."""
+    """Notes on the left, frames in reading order on the right: one large frame, rows of three, or (from ten on) of five."""
     columns = 1 if len(frames) < 2 else 3 if len(frames) < 10 else 5
     room = WIDTH - TEXT_WIDTH - 3 * GAP
     width = min((room - (columns - 1) * GAP) // columns, 640)
@@ -162,8 +162,9 @@ def of_annotation(meta: Path, annotations: Path, key: str) -> Image.Image:
     subtasks = tuple(f"{n}. {g.title}: {g.goal}" for n, g in enumerate(found.subtasks, 1))
     frames = [_demo_frame(trajectory.root / step.image, f"{n}. {step.operation}", step.reply)
               for n, step in enumerate(trajectory.steps, 1)]
-    return storyboard([Note("Task", (trajectory.task,)), Note("Subtasks by the teacher", subtasks),
-                       Note("Unnecessary actions", (found.unnecessary or "none",), BAD if found.unnecessary else INK)], frames)
+    unnecessary = Note("Unnecessary actions", (found.unnecessary or "none",), BAD if found.unnecessary else INK)
+    notes = [Note("Task", (trajectory.task,)), Note("Subtasks by the teacher", subtasks), unnecessary]
+    return storyboard(notes, frames)
 
 
 def _demo_frame(path: Path, caption: str, reply: str) -> Frame:
@@ -190,8 +191,8 @@ def of_episode(folder: Path) -> Image.Image:
     if record is None:
         raise ValueError(f"{folder}: expected the folder of a finished episode (RUN/rollouts/<batch>/<task>/p0_e0)")
     steps = load_episode(folder.parent, record.plan, record.number).steps
-    frames = [Frame(s.screenshot, f"{n}. {s.turn.operation or s.turn.error or s.reply}", s.turn.actions, (s.width, s.height))
-              for n, s in enumerate(steps, 1)]
+    frames = [Frame(s.screenshot, f"{n}. {s.turn.operation or s.turn.error or s.reply}", s.turn.actions,
+                    (s.width, s.height)) for n, s in enumerate(steps, 1)]
     return storyboard(_notes(group, record), frames)
 
 

@@ -5,7 +5,7 @@
 A judge looks at every scored episode that had a plan, its actions and screenshots, and says of each subtask whether it
 was completed. Its verdicts and reasons go to RUN/subgoals.jsonl, a line an episode; running the same command again asks
 only what is missing. Then, for each run: the area under the ROC curve of the completed share as a predictor of success,
-Kendall's tau-b between the two (b: nearly all pairs tie), and success by completed share. Intervals of the first two are
+Kendall's tau-b between the two (b: most pairs tie), and success by completed share. Intervals of the first two are
 bootstraps over tasks, whose episodes of several runs belong together. Prints Markdown and writes RUN/subgoals.json.
 """
 from __future__ import annotations
@@ -36,7 +36,8 @@ from .rewards import Judge
 
 VERDICTS = "subgoals.jsonl"
 RESAMPLES = 1000
-# Plans have two to five subtasks: finer bins would be empty. A share is in the first bin whose upper end is not below it.
+# Plans have two to five subtasks: finer bins would be empty. A share is in the first bin whose upper end it does not
+# exceed.
 BINS = (("none", 0.0), ("up to 1/3", 1 / 3), ("up to 2/3", 2 / 3), ("less than all", 1 - 1e-9), ("all", 1.0))
 
 
@@ -68,8 +69,8 @@ def read_verdicts(run: Path) -> dict[str, Verdicts]:
     for line in lines:
         try:
             row = json.loads(line)
-            found[row["episode"]] = Verdicts(str(row["episode"]), str(row["request"]), tuple(map(bool, row["completed"])),
-                                             str(row["reply"]))
+            found[row["episode"]] = Verdicts(str(row["episode"]), str(row["request"]),
+                                             tuple(map(bool, row["completed"])), str(row["reply"]))
         except MALFORMED:
             pass
     return found
@@ -81,7 +82,7 @@ async def judge_run(judge: Judge, run: Path, groups: list[GroupRecord], concurre
     todo = [(g, e) for g in groups for e in g.episodes if subtasks_of(g, e)]
     path = Path(run) / VERDICTS
     torn = path.exists() and path.stat().st_size and not path.read_bytes().endswith(b"\n")
-    with path.open("a", encoding="utf-8") as out, tqdm(total=len(todo), desc=f"judge {run.name}", unit="episode") as bar:
+    with path.open("a", encoding="utf-8") as out, tqdm(total=len(todo), desc=f"judge {run.name}") as bar:
         if torn:
             out.write("\n")
 
@@ -96,7 +97,7 @@ async def judge_run(judge: Judge, run: Path, groups: list[GroupRecord], concurre
                         completed, reply = await judged(judge, messages, len(subtasks))
                         out.write(json.dumps(asdict(Verdicts(key, asked, tuple(completed), reply))) + "\n")
                         out.flush()
-                except (EnvironmentFailure, ValueError) as error:
+                except (EnvironmentFailure, OSError, ValueError) as error:
                     problems.append(str(error))
                 bar.update()
 
@@ -115,7 +116,7 @@ def subtasks_of(group: GroupRecord, e: EpisodeRecord) -> list[str]:
 
 @dataclass(frozen=True)
 class Bin:
-    """Episodes whose completed share lies in one bin; success with its 95 % Wilson interval, None where there are none."""
+    """Episodes whose completed share lies in one bin; success with its 95 % Wilson interval, None for no episode."""
     label: str
     episodes: int
     success: float | None
@@ -200,7 +201,9 @@ def markdown(results: dict[str, Progress]) -> str:
         return "\u2013" if value is None else "{:.3f} ({:.3f} to {:.3f})".format(*value)
 
     def percent(b: Bin) -> str:
-        return "\u2013" if b.success is None else f"{100 * b.success:.0f} ({100 * b.low:.0f} to {100 * b.high:.0f}), n {b.episodes}"
+        if b.success is None:
+            return "\u2013"
+        return f"{100 * b.success:.0f} ({100 * b.low:.0f} to {100 * b.high:.0f}), n {b.episodes}"
 
     head = [["run", "episodes", "tasks", "not judged", "completed %", "AUROC", "Kendall's tau"]]
     head += [[name, str(p.episodes), str(p.tasks), str(p.unjudged),
@@ -216,7 +219,7 @@ def markdown(results: dict[str, Progress]) -> str:
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m jhima.subgoals", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="output folders of evaluate.py or train_rl.py")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="output of evaluate.py or train_rl.py")
     parser.add_argument("--out", type=Path, help="the figure, a PNG (default: none)")
     parser.add_argument("--judge-url", help="OpenAI-compatible endpoint (default: OpenAI's; pocket: its own teacher)")
     parser.add_argument("--judge-model", default="gpt-5.2-codex", help="(default: %(default)s, as in the paper)")
@@ -248,7 +251,8 @@ def analyse(args: argparse.Namespace, run: Path, groups: list[GroupRecord]) -> P
         problems = asyncio.run(judge_run(judge, run, groups, args.concurrency))
     result = progress(groups, read_verdicts(run))
     if problems:
-        print(f"jhima.subgoals: {run}: {len(problems)} episodes got no verdict, the first: {problems[0]}", file=sys.stderr)
+        print(f"jhima.subgoals: {run}: {len(problems)} episodes got no verdict, the first: {problems[0]}",
+              file=sys.stderr)
     if not result.episodes:
         raise ValueError(f"{run}: the judge gave no verdict: {problems[0]}")
     (run / "subgoals.json").write_text(json.dumps(asdict(result), indent=1, allow_nan=False), "utf-8")

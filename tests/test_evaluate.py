@@ -20,14 +20,14 @@ def tasks(tmp_path):
     path = tmp_path / "tasks.json"
     path.write_text(json.dumps([{
         "sites": ["map"], "task_id": number, "start_url": "__MAP__", "intent": f"Stay {number}", "eval": {
-            "eval_types": ["url_match"], "reference_answers": None, "reference_url": "__MAP__" + ("/else" if number else ""),
-            "program_html": [], "url_note": "GOLD in PRED"}} for number in range(TASKS)]))
+            "eval_types": ["url_match"], "reference_answers": None, "program_html": [], "url_note": "GOLD in PRED",
+            "reference_url": "__MAP__/else" if number else "__MAP__"}} for number in range(TASKS)]))
     return path
 
 
 def arguments(checkpoint, tasks, out) -> list[str]:
-    return [str(a) for a in ("--decomposer", checkpoint, "--actor", checkpoint, "--tasks", tasks, "--out", out, "--runs", RUNS,
-                             "--T", 1, "--plan-tokens", 4, "--action-tokens", 4, "--concurrency", 2)]
+    return list(map(str, ("--decomposer", checkpoint, "--actor", checkpoint, "--tasks", tasks, "--out", out,
+                          "--runs", RUNS, "--T", 1, "--plan-tokens", 4, "--action-tokens", 4, "--concurrency", 2)))
 
 
 def evaluated(argv: list[str], monkeypatch, capsys) -> str:
@@ -40,7 +40,8 @@ def episodes(out) -> dict:
     return {str(path.relative_to(out)): path.stat().st_mtime_ns for path in out.glob("rollouts/*/*/*/episode.json")}
 
 
-def test_a_killed_evaluation_resumes_with_nothing_repeated_and_the_same_table(checkpoint, tasks, tmp_path, monkeypatch, capsys):
+def test_a_killed_evaluation_resumes_with_nothing_repeated(checkpoint, tasks, tmp_path, monkeypatch, capsys):
+    """... and the table of one that was not killed."""
     out, whole = tmp_path / "killed", tmp_path / "whole"
     killed = subprocess.Popen([sys.executable, "evaluate.py", *arguments(checkpoint, tasks, out)], cwd=ROOT,
                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -66,7 +67,8 @@ def test_comparison_of_finished_runs_needs_no_model(tmp_path, monkeypatch, capsy
     for name, reward in (("sft", 0), ("rl", 1)):
         evaluation(tmp_path / name, {"map/a": [reward, reward], "map/b": [0, 1]})
     monkeypatch.setattr(evaluate, "load_policy", None)
-    shown = evaluated(["--compare", str(tmp_path / "sft"), str(tmp_path / "rl"), "--out", str(tmp_path / "both")], monkeypatch, capsys)
+    runs = [str(tmp_path / name) for name in ("sft", "rl")]
+    shown = evaluated(["--compare", *runs, "--out", str(tmp_path / "both")], monkeypatch, capsys)
     assert "| rl | +50.0 (+0.0 to +100.0) | +50.0 (+0.0 to +100.0) | 2 | 1 | 0 |" in shown
     assert (tmp_path / "both" / "comparison.md").read_text() == shown
     assert json.loads((tmp_path / "both" / "comparison.json").read_text())["differences"]["rl"][-1]["mean"] == 0.5
@@ -77,7 +79,7 @@ def test_comparison_of_finished_runs_needs_no_model(tmp_path, monkeypatch, capsy
         evaluated(["--compare", str(tmp_path / "sft"), str(tmp_path / "nowhere")], monkeypatch, capsys)
 
 
-@pytest.mark.parametrize("more, message", [(["--runs", "0"], "at least one run"), (["--limit", "0"], "at least one run of one task")])
-def test_nothing_to_play_is_an_error(more, message, checkpoint, tasks, tmp_path, monkeypatch, capsys):
-    with pytest.raises(SystemExit, match=message):
+@pytest.mark.parametrize("more", [["--runs", "0"], ["--limit", "0"]])
+def test_nothing_to_play_is_an_error(more, checkpoint, tasks, tmp_path, monkeypatch, capsys):
+    with pytest.raises(SystemExit, match="at least one run of one task"):
         evaluated([*arguments(checkpoint, tasks, tmp_path / "x"), *more], monkeypatch, capsys)

@@ -53,4 +53,5 @@ def test_wilson_interval_is_the_closed_form():
     for k, n in ((0, 10), (5, 10), (10, 10), (3, 7)):
         p, z = k / n, 1.959964
         middle, half = p + z * z / (2 * n), z * (p * (1 - p) / n + z * z / (4 * n * n)) ** 0.5
-        assert wilson(k, n) == pytest.approx(((middle - half) / (1 + z * z / n), (middle + half) / (1 + z * z / n)), abs=1e-6)
+        wanted = ((middle - half) / (1 + z * z / n), (middle + half) / (1 + z * z / n))
+        assert wilson(k, n) == pytest.approx(wanted, abs=1e-6)

@@ -84,7 +84,8 @@ def run(tmp_path_factory) -> Path:
         step |= {key: HOSTILE for key in ("url", "reply", "thought", "operation", "note", "error")}
         step |= {"warnings": [HOSTILE], "actions": [{"kind": HOSTILE, "text": HOSTILE}]}
     (place / "p0_e0" / "episode.json").write_text(json.dumps(episode))
-    rows = [{"episode": "0000/pocket-3/p0_e0", "request": "", "completed": [True, True, False], "reply": "1. The list is open."},
+    rows = [{"episode": "0000/pocket-3/p0_e0", "request": "", "completed": [True, True, False],
+             "reply": "1. The list is open."},
             {"episode": "0001/pocket-9/p0_e0", "request": "", "completed": [True], "reply": HOSTILE}]
     (run / "subgoals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return run

@@ -25,7 +25,8 @@ def marked(sheet: Image.Image) -> np.ndarray:
 
 
 def test_a_click_is_marked_where_it_fell():
-    found = marked(storyboard([Note("Task", ("x",))], [Frame(white(), "1. Click", (Action("click", 84.0, 252.0),), (336, 336))]))
+    click = Frame(white(), "1. Click", (Action("click", 84.0, 252.0),), (336, 336))
+    found = marked(storyboard([Note("Task", ("x",))], [click]))
     blank = np.asarray(storyboard([Note("Task", ("x",))], [Frame(white(), "1. Click")]))
     shot = np.argwhere((blank == (0xc3, 0xca, 0xd2)).all(axis=-1))                 # the screenshot's outline
     (top, left), (bottom, right) = shot.min(axis=0), shot.max(axis=0)
@@ -35,15 +36,17 @@ def test_a_click_is_marked_where_it_fell():
 
 
 @pytest.mark.parametrize("action, seen", [
-    (Action("drag", 10.0, 10.0, to=(300.0, 300.0)), True), (Action("scroll", dy=300.0), True), (Action("hover", 9.0, 9.0), True),
-    (Action("scroll"), False), (Action("type", text="x"), False), (Action("click"), False), (Action("answer", text="x"), False)])
+    (Action("drag", 10.0, 10.0, to=(300.0, 300.0)), True), (Action("scroll", dy=300.0), True),
+    (Action("hover", 9.0, 9.0), True), (Action("scroll"), False), (Action("type", text="x"), False),
+    (Action("click"), False), (Action("answer", text="x"), False)])
 def test_only_what_has_a_place_is_marked(action, seen):
     assert bool(len(marked(storyboard([], [Frame(white(), "", (action,), (336, 336))])))) == seen
 
 
 def test_text_stays_in_its_column():
     canvas = Image.new("RGB", (400, 900), "white")
-    bottom = _write(ImageDraw.Draw(canvas), "a word " * 20 + "http://" + "x" * 200 + "\x00\u202e\ud800 end", (0, 0), 300, 16, "black")
+    hostile = "a word " * 20 + "http://" + "x" * 200 + "\x00\u202e\ud800 end"
+    bottom = _write(ImageDraw.Draw(canvas), hostile, (0, 0), 300, 16, "black")
     dark = np.argwhere(np.asarray(canvas.convert("L")) < 128)
     assert dark[:, 1].max() < 300 and 100 < bottom < 900 and dark[:, 0].max() < bottom
     assert _font(16) is _font(16)
@@ -57,8 +60,8 @@ def test_command_line_draws_an_episode_and_a_plan(tmp_path):
     assert episode.width == 1400 and len(marked(episode)) > 100
     main(["plan", str(task), str(tmp_path / "plan.png")])
     assert Image.open(tmp_path / "plan.png").height > 600
-    for wrong, message in (([str(task / "p0_e7")], "expected the folder of a finished episode"), ([str(tmp_path / "no" / "p0_e0")], "No such file")):
+    for wrong, message in ((task / "p0_e7", "a finished episode"), (tmp_path / "no" / "p0_e0", "No such file")):
         with pytest.raises(SystemExit, match=message):
-            main(["episode", *wrong, str(tmp_path / "x.png")])
+            main(["episode", str(wrong), str(tmp_path / "x.png")])
     with pytest.raises(SystemExit, match="with a plan 3"):
         main(["plan", str(task), str(tmp_path / "x.png"), "--plan", "3"])

@@ -40,7 +40,8 @@ SUCCESS = np.array([0, 0, 0, 1, 0, 1, 0, 1, 1, 1, 0, 1])
 def test_auroc_and_tau_are_counts_of_pairs():
     won, lost = SHARE[SUCCESS == 1], SHARE[SUCCESS == 0]
     assert auroc(SHARE, SUCCESS) == pytest.approx(np.mean([(w > l) + (w == l) / 2 for w in won for l in lost]))
-    pairs = [(np.sign(SHARE[i] - SHARE[j]), np.sign(SUCCESS[i] - SUCCESS[j])) for i, j in combinations(range(len(SHARE)), 2)]
+    pairs = [(np.sign(SHARE[i] - SHARE[j]), np.sign(SUCCESS[i] - SUCCESS[j]))
+             for i, j in combinations(range(len(SHARE)), 2)]
     untied = [sum(pair[side] != 0 for pair in pairs) for side in (0, 1)]
     assert tau(SHARE, SUCCESS) == pytest.approx(sum(a * b for a, b in pairs) / math.sqrt(untied[0] * untied[1]))
 
@@ -101,18 +102,19 @@ def test_an_operation_that_changed_nothing_completes_nothing():
 
 # ---- from a run to the figure ----
 
-def play(run, name: str, intent: str, subtasks: list[str], operations: list[str], reward: int | None, batch: str = "run_0"):
-    steps = [Step(screenshot(n), 336, 336, "http://127.0.0.1/", Turn((Action("click", 5.0, 5.0),), "", said), "", "reply")
+def play(run, name: str, intent: str, subtasks: list[str], operations: list[str], reward: int | None) -> None:
+    click = (Action("click", 5.0, 5.0),)
+    steps = [Step(screenshot(n), 336, 336, "http://127.0.0.1/", Turn(click, "", said), "", "reply")
              for n, said in enumerate(operations)]
-    folder = run / "rollouts" / batch / name
+    folder = run / "rollouts" / "run_0" / name
     save_plans(folder, Task(name, ("map",), "", intent, {}), screenshot(0), [Plan("", subtasks)])
-    save_episode(folder, Episode(name, 0, 0, steps, reward, None if reward is not None else {"kind": "site", "detail": ""},
-                                 "", "", [], 1.0, 0))
+    failure = {"kind": "site", "detail": ""} if reward is None else None
+    save_episode(folder, Episode(name, 0, 0, steps, reward, failure, "", "", [], 1.0, 0))
 
 
 @pytest.fixture
 def run(tmp_path):
-    """Six tasks: the oracle's moves or the first half of them, with and without success, and one that was not scored."""
+    """Six tasks: all of the oracle's moves or those of its first subtask; success, failure, and one not scored."""
     chosen = [(i, s) for i, s in solutions().items() if len(s.plan) > 1][:6]
     for n, (intent, solution) in enumerate(chosen):
         said = [operation(move) for g in solution.plan for move in g.moves]
@@ -132,7 +134,8 @@ def test_judging_is_done_once_and_a_torn_line_costs_one_episode(run, capsys, mon
     assert len(rows) == 5 and all(row["completed"][0] for row in rows)
     found = progress(read_groups(run), read_verdicts(run))
     assert found.auroc[0] == pytest.approx(1 - 0.5 / 4) and found.success == (0, 0, 0, 1, 0)
-    assert json.loads((run / "subgoals.json").read_text())["tau"][0] == pytest.approx(tau(np.array(found.share), np.array(found.success)))
+    written = json.loads((run / "subgoals.json").read_text())
+    assert written["tau"][0] == pytest.approx(tau(np.array(found.share), np.array(found.success)))
 
     # Now a judge that does not answer: nothing is asked again, and the same table comes out.
     monkeypatch.setattr(subgoals, "Judge", partial(Judge, attempts=1))
