@@ -45,6 +45,15 @@ def screenshot(seed: int, width: int = 336, height: int = 336) -> bytes:
     return data.getvalue()
 
 
+def randomize(policy, seed: int) -> None:
+    """Gives a policy a non-zero adapter."""
+    noise = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in policy.parameters():
+            if p.requires_grad:
+                p.copy_(torch.randn(p.shape, generator=noise) * 0.05)
+
+
 def make_samples(policy, count: int) -> list:
     """Samples of different lengths with advantages of both signs, some of them zero."""
     from jhima.policy import Sample

@@ -7,7 +7,7 @@ import io
 
 import pytest
 import torch
-from conftest import make_samples, screenshot
+from conftest import make_samples, randomize, screenshot
 from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -74,6 +74,47 @@ def test_log_probs_equal_the_stock_forwards_in_any_batch(policy):
     stock = torch.cat([stock_logp(policy, s) for s in samples])
     assert (policy(samples) - stock).abs().max() < 1e-5                                       # one padded batch
     assert (torch.cat([policy([s]) for s in samples]) - stock).abs().max() < 1e-5             # one by one
+
+
+def adapter_gradients(policy, loss_of) -> torch.Tensor:
+    trainable = [p for p in policy.parameters() if p.requires_grad]
+    return torch.cat([g.float().flatten() for g in torch.autograd.grad(loss_of(), trainable)])
+
+
+@pytest.mark.parametrize("checkpointing", ["off", "on"])
+def test_gradients_equal_the_stock_paths(checkpoint, checkpointing):
+    """transformers' forward with its own tower, PEFT's own adapters, sample by sample, against one padded micro-batch."""
+    policy = load_policy(checkpoint, "cpu", torch.float32, lora=(4, 8), checkpointing=checkpointing).train()
+    randomize(policy, 1)
+    samples = make_samples(policy, 5)
+    weights = torch.linspace(-1, 1, sum(len(s.response_ids) for s in samples))
+    stock = adapter_gradients(policy, lambda: (torch.cat([stock_logp(policy, s) for s in samples]) * weights).sum())
+    layers = policy.base.model.language_model.layers
+    calls = []
+    real = layers[0].self_attn.forward
+    layers[0].self_attn.forward = lambda *a, **k: calls.append(1) or real(*a, **k)
+    ours = adapter_gradients(policy, lambda: (policy(samples) * weights).sum())
+    assert len(calls) == (2 if checkpointing == "on" else 1)                # recomputed once in the backward pass, or not
+    assert (ours - stock).norm() < 1e-5 * stock.norm() and stock.norm() > 0.1
+
+
+def test_over_bf16_the_adapters_stay_fp32_and_act_as_vllm_serves_them(checkpoint):
+    """The log-probs are exactly those of the adapters rounded to bf16; a step too small for bf16 is not lost."""
+    policy = load_policy(checkpoint, "cpu", torch.bfloat16, lora=(4, 8)).train()
+    randomize(policy, 1)
+    trainable = [p for p in policy.parameters() if p.requires_grad]
+    samples = make_samples(policy, 2)
+    logp = policy(samples)
+    logp.sum().backward()
+    assert all(p.dtype == p.grad.dtype == torch.float32 for p in trainable)
+    before = [p.detach().clone() for p in trainable]
+    torch.optim.AdamW(trainable, lr=1e-5, weight_decay=0.0).step()
+    assert all((p != b)[p.grad != 0].all() for p, b in zip(trainable, before))
+    rounded = load_policy(checkpoint, "cpu", torch.bfloat16, lora=(4, 8))
+    for p, b in zip((p for p in rounded.parameters() if p.requires_grad), before):
+        p.data = b.bfloat16()
+    with torch.no_grad():
+        assert torch.equal(rounded(samples), logp)
 
 
 def test_positions_equal_upstreams(policy):

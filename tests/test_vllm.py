@@ -5,7 +5,7 @@ import asyncio
 
 import pytest
 import torch
-from conftest import ROOT, screenshot
+from conftest import ROOT, randomize, screenshot
 
 from jhima.policy import Sample, load_policy
 from jhima.prompts import Prompt
@@ -15,15 +15,6 @@ from jhima.vllm_sampler import VllmSampler, start_engine
 
 BASE = ROOT / "jhima" / "pocket" / "base"
 PROMPTS = [Prompt("", "Task go " * (1 + i % 5), screenshot(i % 3, 336, 336 if i % 2 else 364)) for i in range(21)]
-
-
-def randomize(policy, seed: int) -> None:
-    """A non-zero adapter."""
-    noise = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for p in policy.parameters():
-            if p.requires_grad:
-                p.copy_(torch.randn(p.shape, generator=noise) * 0.05)
 
 
 async def sample_all(sampler, temperature: float, seeds: int = 0):
