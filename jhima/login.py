@@ -14,11 +14,10 @@ from urllib.parse import urlsplit
 
 from playwright.async_api import Error as PlaywrightError
 from playwright.async_api import Locator, Page, Request
-from playwright.async_api import TimeoutError as PlaywrightTimeout
 
 from .actions import Action
 from .arena import Lease
-from .browser import Session, host_of, is_main
+from .browser import QUIET, SETTLED, Session, host_of, is_main
 from .failures import EnvironmentFailure
 from .helpers import within
 
@@ -70,7 +69,7 @@ async def log_in(session: Session, lease: Lease, site: str) -> None:
         # 404: a pocket site that has no such page, but did not send us to its form either.
         if status >= 400 and status != 404 or await login_shown(page, lease, session.operation) == site:
             raise EnvironmentFailure("login", f"{site} shows HTTP {status} at {page.url[:200]} to {user}")
-        await _share_cookies(session)
+        await _share_cookies(session, lease.urls[site])
     finally:
         with suppress(EnvironmentFailure):                      # the session closes the whole context at its end
             await within(session.operation, page.close(), "closing the login page")
@@ -97,8 +96,8 @@ async def _submit(page: Page, lease: Lease, site: str, seconds: float) -> int:
 
 async def _open(page: Page, url: str, seconds: float) -> int:
     response = await within(seconds, page.goto(url, timeout=seconds * 1000), f"opening {url}")
-    with suppress(PlaywrightTimeout):                           # Magento's form is not ready before its scripts are
-        await page.wait_for_load_state("networkidle", timeout=FORM_QUIET * 1000)
+    # Magento's form is not ready before its scripts are.
+    await within(seconds, page.evaluate(SETTLED, [QUIET * 1000, FORM_QUIET * 1000, True]), f"settling {url}")
     return response.status if response else 200
 
 
@@ -118,10 +117,10 @@ async def login_shown(page: Page, lease: Lease, seconds: float) -> str | None:
     return None
 
 
-async def _share_cookies(session: Session) -> None:
+async def _share_cookies(session: Session, url: str) -> None:
     """Gives 127.0.0.1 the cookies of localhost and the other way round: they are one host, and sites mix them."""
     twin = {"localhost": "127.0.0.1", "127.0.0.1": "localhost"}
-    cookies = await within(session.operation, session.context.cookies(), "reading cookies")
+    cookies = await within(session.operation, session.context.cookies(url), "reading cookies")
     copies = [cookie | {"domain": twin[cookie["domain"]]} for cookie in cookies if cookie["domain"] in twin]
     if copies:
         await within(session.operation, session.context.add_cookies(copies), "copying cookies")
@@ -135,13 +134,12 @@ class Guard:
 
     def __init__(self, session: Session, lease: Lease) -> None:
         self.session, self.lease = session, lease
-        self._sites = {host_of(url): site for site, url in lease.urls.items()}
         self._signed_out: set[str] = set()
         self._wanted = ("GET", "")              # the last page that was asked for, before any redirect
         session.context.on("request", self._saw)
 
     def _saw(self, request: Request) -> None:
-        site = self._sites.get(host_of(request.url))
+        site = _site_of(request.url, self.lease)
         if site is None:
             return
         if request.redirected_from is None and is_main(request):
@@ -165,7 +163,7 @@ class Guard:
             return False
         changed = set(self.lease.changed)
         await log_in(self.session, self.lease, site)
-        self.lease.changed &= changed
+        self.lease.changed.intersection_update(changed)
         if method != "GET":
             raise EnvironmentFailure("login", f"{site} ended the session while a form was sent to {url[:200]}")
         await self.session.perform(Action("goto", text=url))
@@ -179,6 +177,13 @@ class Guard:
         told = page.locator(".form-error-list", has_text=RATIONED)
         if await within(self.session.operation, told.count(), "looking for errors in a form"):
             raise EnvironmentFailure("site", f"reddit rations posts at {page.url[:200]}: turn its limit off")
+
+
+def _site_of(url: str, lease: Lease) -> str | None:
+    """The site that a URL lies in; where two share a host (shop and administration) the one with the longer path."""
+    def holds(base: str) -> bool:
+        return host_of(base) == host_of(url) and urlsplit(url).path.startswith(urlsplit(base).path)
+    return max((site for site, base in lease.urls.items() if holds(base)), key=lambda site: len(lease.urls[site]), default=None)
 
 
 def _is_question(request: Request) -> bool:
