@@ -7,13 +7,11 @@ from __future__ import annotations
 import json
 import re
 
-from .vision import smart_resize
-
-Size = tuple[int, int]                     # (width, height) of the stored image
+from .grid import smart_resize
 
 # In a call: strings are skipped whole, so that typed text which looks like a coordinate stays as it is.
 _STRING = r"'(?:\\.|[^'\\\n])*'|\"(?:\\.|[^\"\\\n])*\""
-_NUMBER = r"-?(?:\d+\.?\d*|\.\d+)"
+_NUMBER = r"-?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _IN_CALL = re.compile(rf"(?P<string>{_STRING})|\b(?P<axis>[xy])(?P<equals>\s*=\s*)(?P<value>{_NUMBER})|"
                       rf"\[\s*(?P<px>{_NUMBER})\s*,\s*(?P<py>{_NUMBER})\s*\]")
 _ACTION = re.compile(r"(?<=<action>)(.*?)(?=</action>)", re.DOTALL)

@@ -18,7 +18,6 @@ from typing import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from .coordinates import to_fractions, to_pixels  # noqa: F401  where others look for them
 from .index import Lines
 from .prompts import Subtask
 from .styles import Style, read_style

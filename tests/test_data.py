@@ -139,6 +139,7 @@ def test_labels_cover_the_replies_and_nothing_else(meta, policy):
     ("dragTo(x = 0.25, y = 0.75)", 280, 280, "dragTo(x = 70, y = 210)"),
     ("swipe(from_coord=[0.5, 1.0], to_coord=[0.5,0.25], amount=0.5)", 280, 280, "swipe(from_coord=[140, 280], to_coord=[140, 70], amount=0.5)"),
     ("write(message='x=0.5 [0.1, 0.2]')\nclick(x=0.5, y=0.5, clicks=1)", 280, 280, "write(message='x=0.5 [0.1, 0.2]')\nclick(x=140, y=140, clicks=1)"),
+    ("click(x=1e-05, y=5e-1)", 280, 280, "click(x=0, y=140)"),
     ("press(keys='a')\nwait(seconds=0.5)", 280, 280, "press(keys='a')\nwait(seconds=0.5)"),
 ])
 def test_coordinates_by_hand(reply, width, height, expected):

@@ -13,7 +13,8 @@ from tqdm import tqdm
 from ..actions import format_call, format_reply
 from ..arena import PocketArena
 from ..chromium import Browsers
-from ..data import to_fractions, write_step
+from ..coordinates import to_fractions
+from ..data import write_step
 from ..episodes import Episode
 from ..rewards import Judge
 from ..rollout import Act, Environment, describe, episode
