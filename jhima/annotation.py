@@ -136,7 +136,7 @@ def pause(attempt: int, response: object = None) -> float:
     return min(LONGEST_PAUSE, 2.0 ** attempt) * random.uniform(0.5, 1.0)
 
 
-def read_row(trajectory: Trajectory, reply: Reply, last: bool) -> dict | None:
+def output_row(trajectory: Trajectory, reply: Reply, last: bool) -> dict | None:
     """A trajectory's line of output; None for a reply that cannot be read and is not the last one to be asked for."""
     row = {"trajectory": trajectory.key, "platform": PLATFORMS[trajectory.platform], "task": trajectory.task, "analysis": "",
            "subtasks": [], "unnecessary": None, "odd": irregularities(trajectory), "tokens": list(reply.tokens)}
@@ -154,11 +154,11 @@ async def annotate(client: openai.AsyncOpenAI, data_set: DataSet, number: int, m
     trajectory, parts = await asyncio.to_thread(load, data_set, number)
     body = await asyncio.to_thread(request_body, parts, model, api)
     first = await ask(client, body, api, tries, timeout)
-    row = read_row(trajectory, first, last=False)
+    row = output_row(trajectory, first, last=False)
     if row is None:
         second = await ask(client, body, api, tries, timeout)
         tokens = (first.tokens[0] + second.tokens[0], first.tokens[1] + second.tokens[1])
-        row = read_row(trajectory, Reply(second.text, second.error, tokens), last=True)
+        row = output_row(trajectory, Reply(second.text, second.error, tokens), last=True)
     return row
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import openai
 from tqdm import tqdm
 
-from .annotation import Api, Output, Refused, Reply, load, pause, read_reply, read_row, request_body
+from .annotation import Api, Output, Refused, Reply, load, output_row, pause, read_reply, request_body
 from .data import Broken, DataSet, read_trajectory
 
 PART_BYTES, PART_REQUESTS = 150 << 20, 10_000         # OpenAI takes 200 MB and 50,000
@@ -161,7 +161,7 @@ async def _collect(client: openai.AsyncOpenAI, output: Output, folder: Path, par
                 continue
             if key in output.done or key not in every:
                 continue
-            row = read_row(read_trajectory(*every[key]), reply, last=asked[key] > 1)
+            row = output_row(read_trajectory(*every[key]), reply, last=asked[key] > 1)
             if row is None:
                 again.append(key)
             else:
