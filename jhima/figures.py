@@ -22,15 +22,21 @@ INK, SOFT, ACCENT, SECOND = "#1c2430", "#6b7684", "#1f5fa8", "#b3541e"
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics.jsonl; a last line cut short by a running or killed job is left out."""
+    """The rows of a metrics.jsonl; a last line cut short by a running or killed job is left out.
+
+    Raises ValueError naming the line for any other that is no JSON object.
+    """
     rows = []
     lines = Path(path).read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines, start=1):
         try:
-            rows.append(json.loads(line))
+            row = json.loads(line)
+            if not isinstance(row, dict):
+                raise ValueError("no object")
+            rows.append(row)
         except ValueError as error:
             if number < len(lines):
-                raise ValueError(f"{path}, line {number}: not JSON ({error})") from error
+                raise ValueError(f"{path}, line {number}: not a JSON object ({error})") from error
     return rows
 
 
@@ -49,13 +55,14 @@ def learning_curve(metrics: Path, png: Path | BinaryIO) -> None:
 
     Points: a batch's mean reward. Line: its trailing mean over a tenth of the run. Band: the binomial 95 % interval of
     that mean; episodes of one task resemble each other, so it is the least uncertainty one should assume. Lower panel,
-    where logged: how far apart the plans of a task are, and the share of tasks that teach the decomposer nothing (plans
-    tie) or teach nobody anything (every episode has the same reward).
+    where logged: how far apart the plans of a task are, the share of tasks that teach the decomposer nothing (plans tie),
+    and the share of plans that teach the actor nothing (every episode has the same reward).
     Raises ValueError when no row has a reward.
     """
     batches: dict[int, dict[str, Any]] = {}
     for row in read_metrics(metrics):
-        if "batch" in row and not math.isnan(row.get("reward", math.nan)):
+        reward = row.get("reward")                      # null, or in old files NaN: no episode of the batch was scored
+        if "batch" in row and reward is not None and not math.isnan(reward):
             batches.setdefault(row["batch"], row)       # later passes repeat the batch's reward
     if not batches:
         raise ValueError(f"{metrics}: no row has a batch and its reward yet")
@@ -66,7 +73,7 @@ def learning_curve(metrics: Path, png: Path | BinaryIO) -> None:
     lower = [(label, colour, values) for label, colour, values in (
         ("best minus worst plan", ACCENT, column["plan_spread"]),
         ("tasks whose plans tie", SECOND, column["decomposer/no_signal"]),
-        ("tasks all 0 or all 1", SOFT, column["actor/all_0"] + column["actor/all_1"])) if not np.isnan(values).all()]
+        ("plans all 0 or all 1", SOFT, column["actor/all_0"] + column["actor/all_1"])) if not np.isnan(values).all()]
 
     figure = Figure(figsize=(9, 6.2 if lower else 4.2), dpi=100, layout="constrained")
     heights = [2, 1] if lower else [1]

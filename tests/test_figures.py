@@ -32,7 +32,7 @@ def write_metrics(path: Path, batches: int, seed: int = 0) -> Path:
 def test_learning_curve_is_900_pixels_wide_with_and_without_what_may_be_missing(tmp_path):
     learning_curve(write_metrics(tmp_path / "metrics.jsonl", 30), tmp_path / "full.png")
     (tmp_path / "bare.jsonl").write_text(
-        '{"batch": 0, "reward": 0.25}\n{"tasks": 0}\n{"batch": 1, "reward": NaN}\n{"bat')
+        '{"batch": 0, "reward": 0.25}\n{"tasks": 0}\n{"batch": 1, "reward": NaN}\n{"batch": 2, "reward": null}\n{"bat')
     bare = io.BytesIO()
     learning_curve(tmp_path / "bare.jsonl", bare)
     full, bare = Image.open(tmp_path / "full.png"), Image.open(bare)
@@ -43,6 +43,9 @@ def test_metrics_errors_name_the_line(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"batch": 0}\n{"bat\n{"batch": 1}\n')
     with pytest.raises(ValueError, match="line 2"):
+        read_metrics(path)
+    path.write_text('{"batch": 0}\n5\n{}\n')
+    with pytest.raises(ValueError, match="line 2: not a JSON object"):
         read_metrics(path)
     path.write_text('{"batch": 0}\n')
     with pytest.raises(ValueError, match="no row has"):
