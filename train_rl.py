@@ -26,6 +26,7 @@ import os
 import random
 import sys
 import time
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import torch
@@ -48,7 +49,8 @@ from jhima.tasks import NAMES, Task, load_tasks
 
 ROLES = ("decomposer", "actor")
 # What a run may be resumed with other values of: nothing that changes what it computes.
-FREE = {"local_rank", "sites", "concurrency", "browsers", "keep", "judge_url", "epochs", "limit_batches", "micro_batch", "track"}
+FREE = {"local_rank", "sites", "concurrency", "browsers", "keep", "judge_url", "epochs", "limit_batches", "micro_batch", "checkpointing",
+        "kv_gib", "track"}
 
 
 def parse_args() -> argparse.Namespace:
@@ -72,6 +74,8 @@ def parse_args() -> argparse.Namespace:
     add("--action-tokens", type=int, default=256, help="token budget of an action (default: %(default)s)")
     add("--concurrency", type=int, default=32, help="browser contexts at once, a rank (default: %(default)s)")
     add("--browsers", type=int, default=1, help="Chromium processes, a rank (default: %(default)s)")
+    add("--sampler", choices=("local", "vllm"), default="local", help="vllm: an engine a policy (default: the policies themselves)")
+    add("--kv-gib", type=float, default=12.0, help="vLLM: GiB of a GPU for each engine's keys and values (default: %(default)s)")
     add("--sampler-batch", type=int, default=32, help="replies sampled together; 1: no reply depends, even in its last "
         "bit, on what else is asked at that time (default: %(default)s)")
     add = parser.add_argument_group("objective").add_argument
@@ -99,6 +103,7 @@ def parse_args() -> argparse.Namespace:
     add("--epochs", type=int, default=1, help="times through the tasks (default: %(default)s)")
     add("--limit-batches", type=int, help="stop after N rollout batches")
     add("--micro-batch", type=int, default=1, help="samples a backward pass (default: %(default)s)")
+    add("--checkpointing", choices=("auto", "on", "off"), default="auto", help="recompute activations; auto: where memory is short")
     add("--deepspeed-config", type=Path, default=Path("ds_config.json"), help="(default: %(default)s)")
     add("--keep", type=int, default=2, help="checkpoints to keep (default: %(default)s)")
     add("--track", choices=("tensorboard", "wandb"), help="send the metrics there too (default: RUN/metrics.jsonl alone)")
@@ -178,16 +183,20 @@ def load_learner(args: argparse.Namespace, source: str, device: torch.device) ->
     learns = args.train == "both" or args.train in roles
     torch.manual_seed(seed_of(args.seed, source))        # a run killed before its first checkpoint draws the same adapter
     policy = load_policy(getattr(args, source), device, default_dtype(device),
-                         (args.lora_rank, args.lora_alpha) if learns else None, prompts=args.prompt).eval()
+                         (args.lora_rank, args.lora_alpha) if learns else None, prompts=args.prompt,
+                         checkpointing=args.checkpointing).eval()
+    if device.type == "cuda":
+        policy.compile()
     engine = make_engine(policy, args.deepspeed_config, args.lr, stage=1, bf16=False, clip=args.clip) if learns else None
     return Learner(policy, roles, engine)
 
 
 async def train(args: argparse.Namespace, tasks: list[Task], learners: list[Learner], start: int, rank: int, world: int,
                 track) -> None:
-    agents = make_agents(args, learners)
     batches = task_batches(tasks, args)
-    async with environment(args) as env:
+    async with AsyncExitStack() as stack:
+        agents = make_agents(args, learners, stack)
+        env = await stack.enter_async_context(environment(args))
         for number in tqdm(range(start, len(batches)), initial=start, total=len(batches), desc="rl", unit="batch",
                            disable=rank != 0):
             # 3a. Rollout (eqs. 1 and 2): each rank plays its share of the batch's tasks.
@@ -197,6 +206,7 @@ async def train(args: argparse.Namespace, tasks: list[Task], learners: list[Lear
                            seed_of(args.seed, number), args.replan, args.milestone > 0)
             env.failures.clear()
             sampled = tokens_sampled(agents)
+            await asyncio.gather(*(sampler.sync() for sampler in {agents.decomposer, agents.actor} - {None}))
             await play_batch(env, agents, batches[number][rank::world], args, how, folder, rank)
             dist.barrier()
             groups = [g for t in batches[number] if (g := load_group(folder / t.id, t, args.K, args.M))]
@@ -225,11 +235,14 @@ async def train(args: argparse.Namespace, tasks: list[Task], learners: list[Lear
 
 # ---- rollout ----
 
-def make_agents(args: argparse.Namespace, learners: list[Learner]) -> Agents:
-    """The two policies as samplers with their prompts; with --shared one sampler is both."""
+def make_agents(args: argparse.Namespace, learners: list[Learner], stack: AsyncExitStack) -> Agents:
+    """The two policies as samplers with their prompts; with --shared one sampler is both. `stack` ends vLLM's engines."""
     samplers, prompts = {}, {}
-    for learner in learners:
+    for source, learner in zip(needed(args), learners):
         sampler = LocalSampler(learner.policy, args.sampler_batch)
+        if args.sampler == "vllm":
+            from jhima.vllm_sampler import with_engine                         # not every machine has vLLM
+            sampler = with_engine(learner.policy, getattr(args, source), args.lora_rank, int(args.kv_gib * 2**30), stack)
         for role in learner.roles:
             samplers[role], prompts[role] = sampler, learner.policy.prompts
     if "#" in args.decomposer and not (args.no_plan or args.shared):

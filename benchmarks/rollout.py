@@ -44,7 +44,7 @@ from jhima.rollout import Agents, Environment, Sampling, describe, perform, roll
 from jhima.sampler import Completion
 from jhima.tasks import Task, load_tasks
 from jhima.vision import smart_resize
-from jhima.vllm_sampler import VllmSampler, start_engine
+from jhima.vllm_sampler import VllmSampler, start_engine, stop_engine
 
 TEMPERATURE = 0.8
 
@@ -200,7 +200,7 @@ async def measure(args: argparse.Namespace, folder: Path, watch: Watch) -> dict:
         note("sync of two adapters", phase)
         await play(args, result, note, watch, act, plan)
     finally:
-        engine.shutdown()
+        stop_engine(engine)
     return result
 
 

@@ -23,6 +23,9 @@ class ApiSampler:
         self.model = model
         self.tokens = 0                              # sampled so far, for throughput
 
+    async def sync(self) -> None:
+        """Nothing to do: this model is not trained."""
+
     async def sample(self, prompt: Prompt, max_tokens: int, temperature: float, seed: int) -> Completion:
         image = "data:image/png;base64," + base64.b64encode(prompt.image).decode()
         reply = await self.client.chat.completions.create(

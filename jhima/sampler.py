@@ -50,6 +50,9 @@ class LocalSampler:
         self._waiting: list[tuple[Request, asyncio.Future[Completion]]] = []
         self._running: asyncio.Task | None = None
 
+    async def sync(self) -> None:
+        """Nothing to do: it samples from the policy itself."""
+
     async def sample(self, prompt: Prompt, max_tokens: int, temperature: float, seed: int) -> Completion:
         """One reply to `prompt`; temperature 0 takes the likeliest token."""
         reply: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()

@@ -20,12 +20,14 @@ import os
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from pathlib import Path
 from typing import Iterator
 
 import torch
+from peft import PeftModel
 from torch import Tensor
+from transformers import AutoConfig
 
 from .policy import Policy, expand, image_key
 from .prompts import Prompt
@@ -47,14 +49,15 @@ _FAST_FILES = "/dev/shm" if os.path.isdir("/dev/shm") else None      # adapters 
 def start_engine(checkpoint: str | Path, device: torch.device, lora_rank: int, kv_bytes: int, max_tokens: int = 8192,
                  max_batch: int = 128, adapters: int = 1, sleep: bool = False, **options) -> AsyncLLM:
     """A vLLM engine in a process of its own on `device`. Blocks until it is ready: seconds on a CPU, 1 to 2 minutes
-    for 7B on a GPU. Call it inside the event loop that will use it, and engine.shutdown() at the end.
+    for 7B on a GPU. Call it inside the event loop that will use it, and stop_engine at the end.
 
     kv_bytes: memory for keys and values, the only part of vLLM's memory that is a choice: beside it lie the weights
-    (7B in bf16: 15 GiB) and 2 to 3 GiB of graphs and activations. max_tokens: prompt and reply. adapters: how many
+    (7B in bf16: 15 GiB) and 2 to 3 GiB of graphs and activations. max_tokens: prompt and reply, at most what the model was made for. adapters: how many
     serve at once, 2 where both roles share a base. sleep: let engine.sleep(1) move the weights to host memory, so
     that an update has the GPU to itself. options: over the engine arguments below.
     """
     gpu = device.type == "cuda"
+    max_tokens = min(max_tokens, AutoConfig.from_pretrained(checkpoint).get_text_config().max_position_embeddings)
     arguments = dict(
         model=str(checkpoint), dtype="bfloat16" if gpu else "float32", max_model_len=max_tokens, max_num_seqs=max_batch,
         max_num_batched_tokens=max(4096, max_tokens), kv_cache_memory_bytes=kv_bytes, enable_prefix_caching=True,
@@ -69,6 +72,11 @@ def start_engine(checkpoint: str | Path, device: torch.device, lora_rank: int, k
         arguments |= {"enforce_eager": True, "enable_chunked_prefill": False}
     with _environment(device):
         return AsyncLLM.from_engine_args(AsyncEngineArgs(**(arguments | options)))
+
+
+def stop_engine(engine: AsyncLLM) -> None:
+    engine.shutdown()
+    engine.shutdown = lambda: None               # vLLM calls it again while the interpreter ends, and fails
 
 
 @contextmanager
@@ -112,7 +120,9 @@ class VllmSampler:
         self._bias = {i: -100.0 for i in policy.forbidden.nonzero()[:, 0].tolist()}
 
     async def sync(self) -> None:
-        """Gives the engine the policy's adapter as it is now. No request may be running."""
+        """Gives the engine the policy's adapter as it is now, if it has one. No request may be running."""
+        if not isinstance(self.policy.model, PeftModel):
+            return
         files = tempfile.TemporaryDirectory(prefix="adapter-", dir=_FAST_FILES)
         self.policy.model.save_pretrained(files.name)
         await self.load(files.name)
@@ -151,3 +161,10 @@ class VllmSampler:
         """The screenshot's features in host memory. Pictures are decoded in parallel, ahead of the tower's turn."""
         await asyncio.to_thread(decode, image)
         return (await asyncio.get_running_loop().run_in_executor(self._tower, self.policy.encode, [image]))[0]
+
+
+def with_engine(policy: Policy, checkpoint: str | Path, lora_rank: int, kv_bytes: int, stack: ExitStack | AsyncExitStack) -> VllmSampler:
+    """A policy's sampler on an engine of its own, which ends with `stack`."""
+    engine = start_engine(checkpoint, policy.device, lora_rank, kv_bytes)
+    stack.callback(stop_engine, engine)
+    return VllmSampler(policy, engine)

@@ -11,7 +11,7 @@ from jhima.policy import Sample, load_policy
 from jhima.prompts import Prompt
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
-from jhima.vllm_sampler import VllmSampler, start_engine
+from jhima.vllm_sampler import VllmSampler, start_engine, stop_engine
 
 BASE = ROOT / "jhima" / "pocket" / "base"
 PROMPTS = [Prompt("", "Task go " * (1 + i % 5), screenshot(i % 3, 336, 336 if i % 2 else 364)) for i in range(21)]
@@ -48,7 +48,7 @@ def results() -> dict:
             found["greedy"] = await sample_all(samplers[0], 0.0)
             return found
         finally:
-            engine.shutdown()
+            stop_engine(engine)
     return asyncio.run(go())
 
 
