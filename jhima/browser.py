@@ -24,48 +24,18 @@ from playwright.async_api import Error as PlaywrightError
 from .actions import Action
 from .failures import EnvironmentFailure
 from .helpers import within
+from .hosts import host_of, is_main
+from .watch import BANNER, QUIET, SELECT_ALL, SELECT_BOX, SETTLED, WATCH
 
 if TYPE_CHECKING:
     from .arena import Lease
 
 ENDLESS = {"eventsource", "websocket", "media", "ping"}     # requests that may last as long as their page
-QUIET = 0.05                                    # seconds without a request or a change that count as settled
-LONGEST_TEXT, LONGEST_WAIT, MOST_PRESSES, MOST_NOTES = 1000, 10.0, 50, 5
-
-# Runs before a page's own scripts. The blinking caret would make two screenshots of one state differ.
-WATCH = """(() => {
-  const seen = {changed: performance.now()};
-  const touch = () => { seen.changed = performance.now(); };
-  const all = {subtree: true, childList: true, attributes: true, characterData: true};
-  new MutationObserver(touch).observe(document, all);
-  document.addEventListener('scroll', touch, {capture: true, passive: true});
-  const style = new CSSStyleSheet();
-  style.replaceSync('* { caret-color: transparent !important }');
-  document.adoptedStyleSheets = [style];
-  Object.defineProperty(window, '__seen', {value: seen});
-})()"""
-
-# Resolves with the page's HTTP status (0: unknown) once it is loaded, runs no transition that ends, and has not
-# changed for `quiet` ms; or after `cap` ms. `acted`: the quiet time starts now, for what just happened may have
-# consequences.
-SETTLED = """([quiet, cap, acted]) => new Promise(resolve => {
-  const begun = performance.now();
-  const ends = a => a.playState === 'running' && isFinite(a.effect?.getComputedTiming().endTime);
-  const look = () => {
-    const now = performance.now(), since = Math.max(window.__seen?.changed ?? 0, acted ? begun : 0);
-    const quieted = document.readyState === 'complete' && now - since >= quiet && !document.getAnimations().some(ends);
-    if (quieted || now - begun >= cap) resolve(performance.getEntriesByType('navigation')[0]?.responseStatus ?? 0);
-    else setTimeout(look, 10);
-  };
-  look();
-})"""
-
-
-SELECT_ALL = """() => {
-  const e = document.activeElement;
-  if (e?.select) e.select(); else if (e?.isContentEditable) getSelection().selectAllChildren(e);
-}"""
-
+LONGEST_TEXT, LONGEST_WAIT, MOST_PRESSES, MOST_NOTES, MOST_TABS = 1000, 10.0, 50, 5, 8
+# What these chords do is a browser's own doing; one without windows leaves it to us.
+SHORTCUTS = {"Alt+ArrowLeft": "back", "Alt+ArrowRight": "forward", "Control+[": "back", "Control+]": "forward",
+             "Control+w": "close", "Control+F4": "close", "Control+Tab": "next", "Control+PageDown": "next",
+             "Control+Shift+Tab": "previous", "Control+PageUp": "previous", "F5": "reload", "Control+r": "reload"}
 
 @dataclass(frozen=True)
 class Observation:
@@ -76,48 +46,27 @@ class Observation:
     height: int
 
 
-def host_of(url: str) -> str:
-    """host:port of an http(s) URL, "" for any other text. localhost counts as 127.0.0.1.
-
-    >>> host_of("http://localhost:7770/a"), host_of("https://example.com"), host_of("javascript:alert(1)")
-    ('127.0.0.1:7770', 'example.com:443', '')
-    """
-    try:
-        parts = urlsplit(url)
-        port = parts.port or {"http": 80, "https": 443}[parts.scheme]
-    except (ValueError, KeyError):
-        return ""
-    return f"{'127.0.0.1' if parts.hostname == 'localhost' else parts.hostname}:{port}"
-
-
-def is_main(request: Request) -> bool:
-    """Does this request load a tab's page, rather than a part of one?"""
-    if not request.is_navigation_request():
-        return False
-    try:
-        return request.frame.parent_frame is None
-    except PlaywrightError:         # a new tab's first request comes before its tab
-        return True
-
-
 class Session:
     """One episode's browser context with its tabs; the newest open tab is the current `page`.
 
-    Seconds: `operation` bounds one operation, `navigation` the loading of a page, `cap` the wait for it to settle.
-    Every method raises EnvironmentFailure for what is not the agent's doing.
+    Seconds: `operation` bounds one operation, `navigation` the loading of a page, `cap` the wait for it to settle, `step`
+    an observation or an action with all that it takes. Every method raises EnvironmentFailure for what is not the agent's doing.
     """
 
-    def __init__(self, context: BrowserContext, lease: Lease, operation: float, navigation: float, cap: float) -> None:
-        self.context, self.operation, self.navigation, self.cap = context, operation, navigation, cap
+    def __init__(self, context: BrowserContext, lease: Lease, operation: float, navigation: float, cap: float,
+                 step: float) -> None:
+        self.context, self.operation, self.navigation, self.cap, self.step = context, operation, navigation, cap, step
         self.width, self.height = lease.viewport
         self._origins = {host_of(url): "{0.scheme}://{0.netloc}".format(urlsplit(url)) for url in lease.urls.values()}
         self._tabs: list[Page] = []
         self._consoles: dict[Page, CDPSession] = {}
+        self._kept: dict[Page, str] = {}            # the last URL of the task's hosts that a tab settled on
         self._pointer = (self.width / 2, self.height / 2)
         self._pending: set[Request] = set()
         self._idle = asyncio.Event()
         self._events = 0                # requests begun and ended so far
         self._notes: list[str] = []     # on the action in progress
+        self._said: list[str] = []      # by dialogs since the last observation, which will show it
         context.set_default_timeout(operation * 1000)
         context.set_default_navigation_timeout(navigation * 1000)
         context.on("request", self._began)
@@ -131,7 +80,7 @@ class Session:
 
     async def open(self) -> None:
         """Opens the first tab; for `Browsers.session`."""
-        await self._do(self.context.add_init_script(WATCH), "preparing the context")
+        await self._do(self.context.add_init_script(WATCH + ";" + SELECT_BOX), "preparing the context")
         self._follow(await self.new_page())
 
     async def new_page(self) -> Page:
@@ -151,15 +100,25 @@ class Session:
                 await self._command("Page.resetNavigationHistory")
 
     async def observe(self) -> Observation:
+        """What the settled page looks like; dialogs since the last observation, which closed at once, in a banner."""
+        return await within(self.step, self._observe(), "an observation")
+
+    async def _observe(self) -> Observation:
         await self.settle(acted=False)
+        said, self._said = self._said, []
+        if said:
+            await self._do(self.page.evaluate(BANNER, "\n".join(said)), "showing what a dialog said")
+        # The fastest way to a page's exact pixels: benchmarks/settle.py measures the others.
         shot = await self._command("Page.captureScreenshot", format="png", optimizeForSpeed=True)
+        if said:
+            await self._do(self.page.evaluate(BANNER, ""), "showing what a dialog said")
         return Observation(base64.b64decode(shot["data"]), self.page.url, self.width, self.height)
 
-    async def settle(self, acted: bool = True) -> int:
+    async def settle(self, acted: bool = True, returns: int = 0) -> int:
         """Waits until page, requests and DOM are quiet; returns the page's HTTP status (0: unknown).
 
-        A page that never falls quiet is taken as it is after `cap` seconds; one that is still being loaded has
-        until the `navigation` deadline. A page of a foreign host is left again, with a note.
+        A page that never falls quiet is taken as it is after `cap` seconds; one that is still being loaded has until the
+        `navigation` deadline. A page of a foreign host is left again, with a note; `returns` counts how often.
         """
         clock, began = time.monotonic, time.monotonic()
         while True:
@@ -178,10 +137,12 @@ class Session:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._idle.wait(), left)
         if self._failed_to_load():
-            await self._turn_back()
-            return await self.settle()
+            await self._turn_back(returns)
+            return await self.settle(returns=returns + 1)
         if status >= 500 or status in (410, 429):       # 410: the world is gone; 429: the site rations its visitors
             raise EnvironmentFailure("site", f"{self.page.url[:200]}: HTTP {status}")
+        if host_of(self.page.url) in self._origins:
+            self._kept[self.page] = self.page.url
         return status
 
     async def perform(self, action: Action) -> str:
@@ -190,8 +151,12 @@ class Session:
         Points outside the viewport are moved to its edge.
         """
         self._notes = []
-        if action.kind in ("answer", "stop"):
-            return ""
+        if action.kind in ("answer", "stop", "ask"):
+            return "nobody answers" if action.kind == "ask" else ""
+        await within(self.step, self._perform(action), f"the action {action.kind}")
+        return "; ".join(self._notes)
+
+    async def _perform(self, action: Action) -> None:
         if self._failed_to_load():          # a new tab for a foreign host may come late
             await self.settle()
         page = self.page
@@ -201,7 +166,8 @@ class Session:
             if page is self.page:           # else the action closed its tab, which interrupted it
                 raise
         await self.settle()
-        return "; ".join(self._notes)
+        while len(self._tabs) > MOST_TABS:          # a page that opens tabs without end
+            await self._close(self._tabs[1])
 
     # ---- actions ----
 
@@ -222,12 +188,19 @@ class Session:
                 await self._do(mouse.move(*at), "a move of the mouse")
                 dx, dy = (min(max(-10_000.0, d), 10_000.0) for d in (action.dx, action.dy))
                 await self._do(mouse.wheel(dx, dy), "a scroll")
-            case "type":        # replaces what the field holds, as a person who clicks into it would
-                await self._do(self.page.evaluate(SELECT_ALL), "selecting a field's text")
+            case "type":
+                if action.clear:        # as a person would who clicks into a field to fill it anew
+                    await self._do(self.page.evaluate(SELECT_ALL), "selecting a field's text")
+                    if not action.text:
+                        await self._do(keyboard.press("Delete"), "a key")
                 for i in range(0, min(len(action.text), LONGEST_TEXT), 100):    # each part has its own deadline
                     await self._do(keyboard.type(action.text[i:min(i + 100, LONGEST_TEXT)]), "typing")
                 if len(action.text) > LONGEST_TEXT:
                     self._note(f"only the first {LONGEST_TEXT} characters were typed")
+                if action.submit:
+                    await self._do(keyboard.press("Enter"), "a key")
+            case "select":
+                await self._select(action)
             case "key":
                 await self._press(action)
             case "wait":
@@ -235,8 +208,7 @@ class Session:
             case "goto":
                 await self._visit(action.text)
             case "back" | "forward":
-                if not await self._turn(action.kind):
-                    self._note(f"there is no page to go {action.kind} to")
+                await self._go(action.kind)
 
     def _point(self, x: float | None, y: float | None) -> tuple[float, float]:
         """Where the pointer goes: the pixel that (x, y) lies in, inside the viewport, or where the pointer is."""
@@ -252,13 +224,51 @@ class Session:
         await mouse.up(button=action.button)
 
     async def _press(self, action: Action) -> None:
-        for key in (["+".join(action.keys)] if action.chord else action.keys) * min(max(action.times, 1), MOST_PRESSES):
+        chord = "+".join(action.keys)
+        if action.how in ("chord", "sequence") and chord in SHORTCUTS:
+            return await self._go(SHORTCUTS[chord])
+        keyboard = self.page.keyboard
+        press = {"down": keyboard.down, "up": keyboard.up}.get(action.how, keyboard.press)
+        for key in ([chord] if action.how == "chord" else action.keys) * min(max(action.times, 1), MOST_PRESSES):
             try:
-                await self._do(self.page.keyboard.press(key), "a key")
+                await self._do(press(key), "a key")
             except EnvironmentFailure as failure:
                 if "Unknown key" not in failure.detail:
                     raise
-                return self._note(f"no such key: {key[:40]}")
+                if len(key) > 1:
+                    return self._note(f"no such key: {key[:40]}")
+                await self._do(keyboard.insert_text(key), "a key")          # é has no key on an American keyboard
+
+    async def _select(self, action: Action) -> None:
+        """Opens the select box at a point and clicks the option with this label or value; anything else is clicked."""
+        await self._do(self.page.evaluate("window.__options?.shut()"), "a select box")      # a click would only shut it
+        await self._do(self.page.mouse.click(*self._point(action.x, action.y)), "a click")
+        place = await self._do(self.page.evaluate("text => window.__options?.find(text) ?? null", action.option), "a select box")
+        if place:
+            await self._do(self.page.mouse.click(*place), "a click")
+        elif place is not None:
+            await self._do(self.page.keyboard.press("Escape"), "a key")
+            self._note(f"the box has no option {action.option[:80]!r} to choose")
+
+    async def _go(self, way: str) -> None:
+        """Where a browser's own buttons lead: back, forward, reload; close, next, previous tab.
+
+        Back from where a tab began closes it, for it leads to the page that opened it.
+        """
+        if way == "reload":
+            await self._load(self.page.reload(wait_until="commit"), "loading the page again")
+        elif way in ("next", "previous") and len(self._tabs) > 1:
+            turn = 1 if way == "previous" else -1
+            self._tabs = self._tabs[-turn:] + self._tabs[:-turn]
+        elif way in ("back", "forward") and await self._turn(way):
+            return
+        elif way in ("back", "close") and len(self._tabs) > 1:
+            self._note("closed the tab")
+            await self._close(self.page)
+        elif way in ("back", "forward"):
+            self._note(f"there is no page to go {way} to")
+        else:
+            self._note("there is no other tab")
 
     async def _visit(self, text: str) -> None:
         """Opens a URL that the agent wrote, its origin spelled as in the lease, whose cookies it needs."""
@@ -288,16 +298,29 @@ class Session:
     def _failed_to_load(self) -> bool:
         return self.page.url.startswith("chrome-error:")
 
-    async def _turn_back(self) -> None:
-        """Leaves the error page of a foreign host: goes back, or closes the tab that opened with it."""
+    async def _turn_back(self, returns: int) -> None:
+        """Leaves the error page of a foreign host for the page before, or closes the tab that opened with it.
+
+        Back in the history that page is as it was left; it is loaded anew where that leads away again, and where the
+        redirect took its place in the history.
+        """
         page = self.page
         history = await self._command("Page.getNavigationHistory")
-        url = history["entries"][history["currentIndex"]]["url"]        # page.url has the error page's own
-        if host_of(url) in self._origins:
+        now, entries = history["currentIndex"], history["entries"]
+        url = entries[now]["url"]                           # page.url has the error page's own
+        if host_of(url) in self._origins or returns > 3:
             raise EnvironmentFailure("site", f"{url[:200]}: did not load")
-        if not await self._turn("back") and len(self._tabs) > 1:
-            await self._do(page.close(), "closing a tab")
-            self._closed(page)
+        kept = self._kept.get(page)
+        if kept is None and len(self._tabs) > 1:
+            await self._close(page)
+        elif kept is None or not returns and now and entries[now - 1]["url"] == kept:
+            await self._turn("back")
+        else:
+            await self._load(page.goto(kept, wait_until="commit"), f"opening {kept[:200]}")
+
+    async def _close(self, page: Page) -> None:
+        await self._do(page.close(), "closing a tab")
+        self._closed(page)
 
     # ---- waiting ----
 
@@ -369,6 +392,9 @@ class Session:
         self._ended(request)
 
     async def _accept(self, dialog: Dialog) -> None:
-        self._note(f"the page asked {dialog.message[:200]!r}: accepted")
+        if dialog.type != "beforeunload":       # it asks whether to leave, in words of the browser's own
+            self._note(f"the page asked {dialog.message[:200]!r}: accepted")
+            if len(self._said) < MOST_NOTES:
+                self._said.append(f"The page said: {dialog.message[:200]} (accepted)")
         with suppress(PlaywrightError, TimeoutError):       # a dead page fails in what waits for it
             await asyncio.wait_for(dialog.accept(dialog.default_value), self.operation)

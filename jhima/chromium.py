@@ -68,8 +68,9 @@ class Browsers:
     """
 
     def __init__(self, count: int = 1, operation: float = 15.0, navigation: float = 30.0, cap: float = 5.0,
-                 recycle: int = 200) -> None:
-        self.count, self.operation, self.navigation, self.cap, self.recycle = count, operation, navigation, cap, recycle
+                 step: float = 90.0, recycle: int = 200) -> None:
+        self.count, self.operation, self.navigation, self.cap = count, operation, navigation, cap
+        self.step, self.recycle = step, recycle
         self._pool: list[_Chromium] = []
         self._lock = asyncio.Lock()
         self._cleaning: set[asyncio.Task] = set()
@@ -97,7 +98,7 @@ class Browsers:
                     viewport={"width": width, "height": height}, device_scale_factor=1, locale="en-US",
                     extra_http_headers=lease.headers, accept_downloads=False, service_workers="block",
                     proxy={"server": NOWHERE, "bypass": ",".join(sorted(hosts))}), "opening a context")
-                session = Session(context, lease, self.operation, self.navigation, self.cap)
+                session = Session(context, lease, self.operation, self.navigation, self.cap, self.step)
                 await session.open()
             yield session
         finally:
