@@ -51,7 +51,8 @@ def parse_args() -> argparse.Namespace:
     add("--T", type=int, default=15, help="steps an episode, at most (default: %(default)s)")
     add("--agent", choices=["jhima", *AGENTS, "planner-grounder"], default="jhima", metavar="NAME",
         help=f"jhima (decomposer and actor), or a baseline: {', '.join(AGENTS)}, planner-grounder (default: %(default)s)")
-    add("--agent-model", metavar="MODEL", help="the baseline's folder or hub name, or its name at --agent-url; gpt-... is OpenAI's")
+    add("--agent-model", metavar="MODEL",
+        help="the baseline's folder or hub name, or its name at --agent-url; gpt-... is OpenAI's")
     add("--agent-url", metavar="URL", help="OpenAI-compatible endpoint of the baseline (default: run it here)")
     add("--grounder", choices=list(GROUNDERS), default="uitars", help="what finds the planner's targets (default: %(default)s)")
     add("--grounder-model", metavar="MODEL", help="as --agent-model")
@@ -101,7 +102,8 @@ def main() -> None:
         if args.runs < 1 or not tasks:
             raise ValueError(f"expected at least one run of one task, got --runs {args.runs} and {len(tasks)} tasks")
         check_environment(args, tasks)
-        same_run(args, "evaluate.py", free={"concurrency", "browsers", "sites", "runs", "judge_url", "compare", "agent_url", "grounder_url"})
+        same_run(args, "evaluate.py", free={"concurrency", "browsers", "sites", "runs", "judge_url", "compare",
+                                            "agent_url", "grounder_url"})
         write_planned(args.out, args.runs, tasks)
     except ValueError as error:
         sys.exit(f"evaluate.py: {error}")
@@ -190,8 +192,8 @@ async def play(args: argparse.Namespace, agents: Agents, tasks: list[Task]) -> N
 
         async with environment(args) as env, asyncio.TaskGroup() as group:
             for run in range(args.runs):
-                how = Sampling(0.0, args.temperature, args.plan_tokens, args.action_tokens, seed_of(args.seed, "evaluate", run),
-                               retries=int(args.unparseable.removeprefix("retry:")) if args.unparseable[:5] == "retry" else 0)
+                how = Sampling(0.0, args.temperature, args.plan_tokens, args.action_tokens,
+                               seed_of(args.seed, "evaluate", run), retries=int(args.unparseable.partition(":")[2] or 0))
                 for task in tasks:
                     folder = args.out / "rollouts" / f"run_{run}" / task.id
                     group.create_task(one(env, task, how, folder))

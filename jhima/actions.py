@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Callable, Iterable, Literal
 
 from .grid import Size, to_grid
-from .readers import MAX_CALLS, MAX_REPLY, Arguments, Bad, Error, calls, fold, keys, literal, number, on_page, plain, quote, typed
+from .readers import (MAX_CALLS, MAX_REPLY, Arguments, Bad, Error, calls, fold, keys, literal, number, on_page, plain,
+                      quote, typed)
 
 Kind = Literal["click", "hover", "drag", "scroll", "type", "key", "select", "wait", "goto", "back", "forward", "answer",
                "stop", "ask"]
@@ -81,7 +82,8 @@ def parse(reply: str, grid: Size, viewport: Size) -> Turn:
     height) in CSS pixels. A call that cannot be read is skipped with a warning; the turn has an error only where no
     call at all could be read. `write` replaces what the field holds, which is our actor's convention.
 
-    >>> turn = parse("<operation>\\nOpen menu\\n</operation>\\n<action>\\nclick(x=644, y=364)\\n</action>", (1288, 728), (1280, 720))
+    >>> reply = "<operation>\\nOpen menu\\n</operation>\\n<action>\\nclick(x=644, y=364)\\n</action>"
+    >>> turn = parse(reply, (1288, 728), (1280, 720))
     >>> turn.operation, turn.actions[0].x, turn.actions[0].y
     ('Open menu', 640.0, 360.0)
     """
@@ -92,8 +94,9 @@ def parse(reply: str, grid: Size, viewport: Size) -> Turn:
         block = reply.rsplit("</operation>", 1)[-1]
         warnings.append("no <action> tag")
     place = on_page(grid, viewport, warnings, fractions=True)
-    return turn_of(_json_calls(block) or calls(block, known, warnings), lambda name, given: [call_action(name, given, place, viewport)],
-                   block, warnings, thought or "", operation or "")
+    found = _json_calls(block) or calls(block, known, warnings)
+    return turn_of(found, lambda name, given: [call_action(name, given, place, viewport)], block, warnings,
+                   thought or "", operation or "")
 
 
 def turn_of(found: Iterable[tuple[str, Arguments | Bad]], act: Callable[[str, Arguments], list[Action]], block: str,

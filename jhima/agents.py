@@ -110,8 +110,10 @@ GREEDY = {"temperature": 0.0, "max_tokens": 2048}
 UITARS_SAMPLING = {"temperature": 0.0, "top_p": 0.9, "max_tokens": 500, "frequency_penalty": 1.0}
 AGENTS = {
     "scalecua": Agent(scalecua, DIALECTS["scalecua"], GREEDY),
-    "uitars-1.5": Agent(uitars("point", "end_point", "<point>x y</point>", uitars_grid), DIALECTS["uitars-1.5"], UITARS_SAMPLING),
-    "uitars-72b": Agent(uitars("start_box", "end_box", "<|box_start|>(x,y)<|box_end|>", _downscaled), DIALECTS["uitars-72b"], UITARS_SAMPLING),
+    "uitars-1.5": Agent(uitars("point", "end_point", "<point>x y</point>", uitars_grid),
+                        DIALECTS["uitars-1.5"], UITARS_SAMPLING),
+    "uitars-72b": Agent(uitars("start_box", "end_box", "<|box_start|>(x,y)<|box_end|>", _downscaled),
+                        DIALECTS["uitars-72b"], UITARS_SAMPLING),
     "gui-libra": Agent(gui_libra, DIALECTS["gui-libra"], GREEDY | {"top_p": 1.0, "repetition_penalty": 1.05}),
 }
 

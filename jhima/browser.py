@@ -49,8 +49,8 @@ class Observation:
 class Session:
     """One episode's browser context with its tabs; the newest open tab is the current `page`.
 
-    Seconds: `operation` bounds one operation, `navigation` the loading of a page, `cap` the wait for it to settle, `step`
-    an observation or an action with all that it takes. Every method raises EnvironmentFailure for what is not the agent's doing.
+    Seconds: `operation` bounds one operation, `navigation` the loading of a page, `cap` the wait for it to settle, and
+    `step` a whole observation or action. Every method raises EnvironmentFailure for what is not the agent's doing.
     """
 
     def __init__(self, context: BrowserContext, lease: Lease, operation: float, navigation: float, cap: float,
@@ -243,7 +243,8 @@ class Session:
         """Opens the select box at a point and clicks the option with this label or value; anything else is clicked."""
         await self._do(self.page.evaluate("window.__options?.shut()"), "a select box")      # a click would only shut it
         await self._do(self.page.mouse.click(*self._point(action.x, action.y)), "a click")
-        place = await self._do(self.page.evaluate("text => window.__options?.find(text) ?? null", action.option), "a select box")
+        find = self.page.evaluate("text => window.__options?.find(text) ?? null", action.option)
+        place = await self._do(find, "a select box")
         if place:
             await self._do(self.page.mouse.click(*place), "a click")
         elif place is not None:

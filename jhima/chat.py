@@ -63,14 +63,17 @@ class ApiChat:
             return ""
         except openai.OpenAIError as error:
             raise ModelFailure(f"{self.model} at {self.url}: {' '.join(str(error).split())[:200]}") from None
-        return done.choices[0].message.content or "" if done.choices else ""
+        choices = getattr(done, "choices", None)                            # a proxy's error page is a string
+        if not choices:
+            raise ModelFailure(f"{self.model} at {self.url}: the reply is no chat completion")
+        return choices[0].message.content or ""
 
 
 class LocalChat:
     """A vision-language checkpoint of the Qwen family, run by transformers one request at a time.
 
-    For a look at a model without a server; a server batches, and is many times faster. Raises ValueError for a folder
-    or hub name that holds none.
+    For a look at a model without a server; a server batches, and is many times faster. frequency_penalty has no
+    counterpart here and is left out. Raises ValueError for a folder or hub name that holds none.
     """
 
     def __init__(self, name: str) -> None:
@@ -84,7 +87,8 @@ class LocalChat:
             self.model = AutoModelForImageTextToText.from_pretrained(
                 name, dtype=torch.bfloat16 if device == "cuda" else torch.float32).to(device).eval()
         except (OSError, ValueError) as error:
-            raise ValueError(f"{name}: expected a checkpoint of a vision-language model, got {str(error).splitlines()[0][:200]}") from None
+            why = str(error).splitlines()[0][:200]
+            raise ValueError(f"{name}: expected a checkpoint of a vision-language model, got {why}") from None
         self._one = asyncio.Lock()
 
     async def reply(self, messages: list[dict], sampling: dict[str, float], seed: int) -> str:
@@ -94,8 +98,9 @@ class LocalChat:
     def _generate(self, messages: list[dict], sampling: dict[str, float], seed: int) -> str:
         import torch
 
+        parts = [part for m in messages if not isinstance(m["content"], str) for part in m["content"]]
         pictures = [Image.open(io.BytesIO(base64.b64decode(part["image_url"]["url"].partition(",")[2]))).convert("RGB")
-                    for m in messages if not isinstance(m["content"], str) for part in m["content"] if part["type"] == "image_url"]
+                    for part in parts if part["type"] == "image_url"]
         turns = [{"role": m["role"], "content": m["content"] if isinstance(m["content"], str) else
                   [part if part["type"] == "text" else {"type": "image"} for part in m["content"]]} for m in messages]
         # The chat template writes one placeholder an image, the model wants one a token of it. What the task says is
@@ -111,7 +116,8 @@ class LocalChat:
             if sampling["temperature"] else dict(do_sample=False)
         torch.manual_seed(seed)
         with torch.no_grad():
-            ids = self.model.generate(**given.to(self.model.device), **seen.to(self.model.device), mm_token_type_ids=kinds.to(self.model.device),
+            device = self.model.device
+            ids = self.model.generate(**given.to(device), **seen.to(device), mm_token_type_ids=kinds.to(device),
                                       max_new_tokens=sampling["max_tokens"],
                                       repetition_penalty=sampling.get("repetition_penalty", 1.0), **drawn)
         return self.tokenizer.decode(ids[0, given["input_ids"].shape[1]:], skip_special_tokens=True)

@@ -242,7 +242,8 @@ SUBTASK 1: not done"""
 
 UITARS_SYSTEM = "You are a helpful assistant."
 # {point} is how an argument spells a point: UI-TARS-1.5 and the 72B model were tuned on different ones.
-UITARS_USER = """You are a GUI agent that works in a web browser. From the task, the screenshots and what you did so far, choose the next action.
+UITARS_USER = """You are a GUI agent that works in a web browser. From the task, the screenshots and what you did so far,
+choose the next action.
 
 ## Output Format
 Thought: ...
@@ -271,10 +272,11 @@ call_user()  # where only the user can help
 SCALECUA_CALLS = """\
 click(x, y, clicks=1, button='left'), doubleClick(x, y, button='left'), rightClick(x, y)
 moveTo(x, y), dragTo(x, y, button='left'): dragTo starts where the pointer is
-swipe(from_coord=None, to_coord=None, direction='up', amount=0.5): 'up' shows what is further down; amount is a share of the page
+swipe(from_coord=None, to_coord=None, direction='up', amount=0.5): 'up' shows what is further down
 press(keys, presses=1), hotkey(*keys), write(message): types at the caret
 wait(seconds=3), response(answer), terminate(status='success' or 'failure', info=None)"""
-SCALECUA_SYSTEM = """You are an autonomous GUI agent on the platform Web Browser. You work on a task step by step: look at the screenshot, decide, act.
+SCALECUA_SYSTEM = """You are an autonomous GUI agent on the platform Web Browser. You work on a task step by step: look at the
+screenshot, decide, act.
 
 ## Action space
 """ + SCALECUA_CALLS + """
@@ -336,7 +338,7 @@ Give the response before you terminate. Terminate only when the screenshot shows
 Task: {task}"""
 PLANNER_USER = "Previous steps:\n{history}\n\nChoose the next action."
 
-UITARS_GROUND = "Output only the coordinate of one point in your response. What element matches the following description: {target}"
+UITARS_GROUND = "Answer with the coordinates of one point, as (x,y), and nothing else. Which element fits this description: {target}"
 SCALECUA_GROUND = """You are a GUI grounding model. For the element that the user describes, give the call that acts on it, with
 coordinates in pixels of the screenshot.
 

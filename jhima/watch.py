@@ -21,7 +21,8 @@ WATCH = """(() => {
     if (typeof work !== 'function' || !(delay >= 1 && delay <= 500) || seen.budget <= 0)
       return seen.set.call(window, work, delay, ...given);
     seen.budget -= 1;
-    const id = seen.set.call(window, function (...a) { seen.timers.delete(id); touch(); work.apply(this, a); }, delay, ...given);
+    const then = function (...a) { seen.timers.delete(id); touch(); work.apply(this, a); };
+    const id = seen.set.call(window, then, delay, ...given);
     seen.timers.add(id);
     return id;
   };
@@ -67,10 +68,12 @@ SELECT_BOX = """(() => {
     box = select;
     host = document.createElement('div');
     host.style.cssText = 'all: initial; position: fixed; inset: 0; pointer-events: none; z-index: 2147483647';
-    const root = host.attachShadow({mode: 'closed'}), list = document.createElement('div'), at = select.getBoundingClientRect();
-    const below = innerHeight - at.bottom, room = Math.max(below, at.top) - 4, style = getComputedStyle(select);
+    const root = host.attachShadow({mode: 'closed'}), list = document.createElement('div');
+    const at = select.getBoundingClientRect(), style = getComputedStyle(select);
+    const below = innerHeight - at.bottom, room = Math.max(below, at.top) - 4;
+    const left = Math.max(0, Math.min(at.left, innerWidth - at.width));
     list.style.cssText = `position: absolute; box-sizing: border-box; overflow-y: auto; pointer-events: auto; cursor: default;
-      max-height: ${room}px; min-width: ${at.width}px; max-width: ${innerWidth}px; left: ${Math.max(0, Math.min(at.left, innerWidth - at.width))}px;
+      max-height: ${room}px; min-width: ${at.width}px; max-width: ${innerWidth}px; left: ${left}px;
       ${below >= room ? `top: ${at.bottom}px` : `bottom: ${innerHeight - at.top}px`}; background: white; color: black;
       border: 1px solid #767676; font: ${style.fontSize} ${style.fontFamily}`;
     let group = null;
@@ -84,8 +87,9 @@ SELECT_BOX = """(() => {
       group = parent;
       const row = list.appendChild(document.createElement('div')), off = option.disabled || parent?.disabled;
       row.textContent = option.label || option.text || '\\u00a0';
-      row.style.cssText = `padding: 3px ${parent?.tagName === 'OPTGROUP' ? 18 : 6}px; min-height: 1.2em; white-space: nowrap;
-        ${option.hidden ? 'display: none;' : ''} ${off ? 'color: #999;' : ''} ${option.selected ? 'background: #1a73e8; color: white' : ''}`;
+      row.style.cssText = `padding: 3px ${parent?.tagName === 'OPTGROUP' ? 18 : 6}px; min-height: 1.2em;
+        white-space: nowrap; ${option.hidden ? 'display: none;' : ''} ${off ? 'color: #999;' : ''}
+        ${option.selected ? 'background: #1a73e8; color: white' : ''}`;
       if (!off) row.addEventListener('click', e => { e.stopPropagation(); choose(index); });
       return {row, option, off};
     });
@@ -122,8 +126,8 @@ BANNER = """text => {
   if (!text) return;
   const bar = document.createElement('div');
   bar.id = '__banner';
-  bar.style.cssText = `all: initial; position: fixed; left: 0; right: 0; bottom: 0; z-index: 2147483647; pointer-events: none;
-    padding: 4px 8px; background: #222; color: white; font: 14px/1.3 sans-serif; max-height: 40%; overflow: hidden`;
+  bar.style.cssText = `all: initial; position: fixed; left: 0; right: 0; bottom: 0; z-index: 2147483647;
+    pointer-events: none; padding: 4px 8px; background: #222; color: white; font: 14px/1.3 sans-serif; max-height: 40%; overflow: hidden`;
   bar.textContent = text;
   document.documentElement.append(bar);
 }"""

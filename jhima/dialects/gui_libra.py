@@ -21,7 +21,7 @@ KINDS = {"click": "click", "tap": "click", "leftclick": "click", "longpress": "c
 FIELDS = {"actiontype": "type", "type": "type", "action": "type", "actiondescription": "description",
           "description": "description", "actiontarget": "target", "value": "value", "text": "value", "point2d": "point",
           "point": "point", "coordinates": "point", "coordinate": "point", "coord": "point", "position": "point"}
-_KEY = re.compile(r"""['"]?\b(action_?type|action_?description|action_?target|value|point_2d|coordinates?|position)['"]?\s*:\s*""", re.I)
+_KEY = re.compile(r"""['"]?\b(action_?(?:type|description|target)|value|point_2d|coordinates?|position)['"]?\s*:\s*""", re.I)
 
 
 def parse(reply: str, viewport: Size) -> Turn:
@@ -59,7 +59,8 @@ def _fields(block: str, warnings: list[str]) -> dict[str, object]:
             warnings.append("no strict JSON")
     if not isinstance(found, dict):
         marks = list(_KEY.finditer(block))[:20]
-        found = {m[1]: _loose(block[m.end():after]) for m, after in zip(marks, [m.start() for m in marks[1:]] + [len(block)])}
+        ends = [m.start() for m in marks[1:]] + [len(block)]
+        found = {m[1]: _loose(block[m.end():end]) for m, end in zip(marks, ends)}
     if isinstance(found.get("action"), dict):
         found = found["action"]
     return {FIELDS[fold(k)]: v for k, v in found.items() if fold(k) in FIELDS}
@@ -118,7 +119,8 @@ def _actions(kind: str, said: dict, place: Callable, viewport: Size, warnings: l
 
 def _absent(point_2d: object) -> bool:
     """Whether point_2d says that there is no point: null, a word for it, or the sentinel."""
-    return plain(point_2d).strip().lower() in ("none", "null", "") or re.sub(r"[\s()\[\]]", "", str(point_2d)) == "-100,-100"
+    text = re.sub(r"[\s()\[\]]", "", plain(point_2d)).lower()
+    return text in ("none", "null", "", "-100,-100")
 
 
 # ---- writing ----
@@ -142,7 +144,7 @@ def write(operation: str, actions: Sequence[Action], viewport: Size) -> str:
             kind, value = "Select", last.option
         case ["type"] | ["click", "type"] if last.clear:
             kind, value = "Write", last.text + "\n" * last.submit
-        case ["key"] if last.times == 1 and (last.how == "chord") == (len(last.keys) > 1) and last.how in ("chord", "sequence"):
+        case ["key"] if last.times == 1 and last.how == ("chord" if len(last.keys) > 1 else "sequence"):
             kind, value = "KeyboardPress", "+".join(last.keys)
         case ["scroll"] if not last.dx or not last.dy:
             kind = "Scroll"

@@ -15,7 +15,8 @@ from ..grid import Size
 from ..readers import MAX_REPLY, Arguments, Bad, calls, on_page, plain
 
 GROUND = "\n<ground>"           # between a planner's reply and its grounder's, in the reply of the two
-WORDS = {"DONE": Action("stop", status="success"), "FAIL": Action("stop", status="failure"), "WAIT": Action("wait", seconds=3.0)}
+WORDS = {"DONE": Action("stop", status="success"), "FAIL": Action("stop", status="failure"),
+         "WAIT": Action("wait", seconds=3.0)}
 _FENCE = re.compile(r"```[ \t]*(?:python|py)?[ \t]*\n?(.*?)(?:```|$)", re.DOTALL)
 
 
@@ -54,8 +55,10 @@ def parse_plan(reply: str, viewport: Size) -> Turn:
 
 # ---- grounders ----
 
-_XY = re.compile(r"\bx\s*=\s*([+-]?[\d.]+)\W{1,9}y\s*=\s*([+-]?[\d.]+)|\by\s*=\s*([+-]?[\d.]+)\W{1,9}x\s*=\s*([+-]?[\d.]+)", re.I)
-_GROUP = re.compile(r"[(\[>]\s*((?:[+-]?[\d.]+[\s,]+){1,3}[+-]?[\d.]+)\s*[)\]<](?:\s{0,3},?\s{0,3}[(\[]\s*((?:[+-]?[\d.]+[\s,]+)[+-]?[\d.]+)\s*[)\]])?")
+# x=.., y=.. in either order; else numbers in brackets or between tags, with a box's second corner after them.
+_N = r"[+-]?[\d.]+"
+_XY = re.compile(rf"\bx\s*=\s*({_N})\W{{1,9}}y\s*=\s*({_N})|\by\s*=\s*({_N})\W{{1,9}}x\s*=\s*({_N})", re.I)
+_GROUP = re.compile(rf"[(\[>]\s*((?:{_N}[\s,]+){{1,3}}{_N})\s*[)\]<](?:\s{{0,3}},?\s{{0,3}}[(\[]\s*({_N}[\s,]+{_N})\s*[)\]])?")
 
 
 def parse_point(reply: str, grid: Size, viewport: Size, fractions: bool = False) -> Turn:

@@ -13,10 +13,11 @@ from ..grid import Size, to_grid
 from ..readers import MAX_REPLY, Arguments, Bad, calls, fold, keys, number, on_page, plain, quote, typed
 
 STEP = 500.0            # CSS pixels a scroll moves, as the browser operator of UI-TARS-desktop does
-POSITIONAL = {"click": ("startbox",), "leftdouble": ("startbox",), "rightsingle": ("startbox",), "hover": ("startbox",),
-              "drag": ("startbox", "endbox"), "select": ("startbox", "endbox"), "scroll": ("startbox", "direction", "amount"),
-              "hotkey": ("key",), "press": ("key",), "release": ("key",), "type": ("content", "startbox"), "wait": ("seconds",),
-              "finished": ("content",), "calluser": ("content",), "navigate": ("url",), "navigateback": (), "errorenv": ("content",)}
+POSITIONAL = {
+    "click": ("startbox",), "leftdouble": ("startbox",), "rightsingle": ("startbox",), "hover": ("startbox",),
+    "drag": ("startbox", "endbox"), "select": ("startbox", "endbox"), "scroll": ("startbox", "direction", "amount"),
+    "hotkey": ("key",), "press": ("key",), "release": ("key",), "type": ("content", "startbox"), "wait": ("seconds",),
+    "finished": ("content",), "errorenv": ("content",), "calluser": ("content",), "navigate": ("url",), "navigateback": ()}
 ALIASES = {"leftsingle": "click", "leftclick": "click", "doubleclick": "leftdouble", "rightclick": "rightsingle",
            "moveto": "hover", "swipe": "drag", "keydown": "press", "keyup": "release", "goto": "navigate",
            "openurl": "navigate", "goback": "navigateback", "pressback": "navigateback", "back": "navigateback"}
@@ -40,13 +41,14 @@ def parse(reply: str, grid: tuple[float, float], viewport: Size) -> Turn:
     if marker is None:
         warnings.append("no Action:")
     before, block = (reply[:marker.start()], reply[marker.end():]) if marker else ("", reply)
-    thought = re.split(r"Action_Summary\s*[:：]", before, maxsplit=1)
+    thought, *summary = re.split(r"Action_Summary\s*[:：]", before, maxsplit=1)
+    thought = re.sub(r"^[\s`]*(?:Thought|Reflection)\s*[:：]\s*", "", thought)
     place = on_page(grid, viewport, warnings)
-    return turn_of(calls(block, known, warnings), lambda name, given: _actions(name, given, place, viewport), block,
-                   warnings, re.sub(r"^[\s`]*(?:Thought|Reflection)\s*[:：]\s*", "", thought[0]), thought[1] if len(thought) > 1 else "")
+    return turn_of(calls(block, known, warnings), lambda name, given: _actions(name, given, place), block, warnings,
+                   thought, summary[0] if summary else "")
 
 
-def _actions(name: str, arguments: Arguments, place: Callable, viewport: Size) -> list[Action]:
+def _actions(name: str, arguments: Arguments, place: Callable) -> list[Action]:
     name = ALIASES.get(name, name)
     positional, given = arguments
     if len(positional) >= 2 and all(isinstance(v, (int, float)) for v in positional[:2]):     # click(640, 364)
@@ -103,8 +105,8 @@ def _actions(name: str, arguments: Arguments, place: Callable, viewport: Size) -
 def write(operation: str, actions: Sequence[Action], grid: tuple[float, float], viewport: Size) -> str:
     """A reply that `parse` reads back. Raises ValueError for an action that the dialect lacks.
 
-    >>> write("Search.", [Action("click", 640, 360), Action("type", text="a", clear=False, submit=True)], (1288, 728), (1280, 720))
-    "Thought: Search.\\nAction: click(start_box='(644,364)')\\n\\ntype(content='a\\\\n')"
+    >>> write("Search.", [Action("click", 640, 360), Action("wait", seconds=5)], (1288, 728), (1280, 720))
+    "Thought: Search.\\nAction: click(start_box='(644,364)')\\n\\nwait()"
     """
     calls, rest = [], list(actions)
     while rest:
