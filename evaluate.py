@@ -149,13 +149,20 @@ def load_baseline(args: argparse.Namespace) -> Agents:
 
 
 def unreadable_replies(out: Path) -> str:
-    """The share of replies without a readable action, and why, to be read beside the scores."""
-    steps = [step for group in read_groups(out) for e in group.episodes if e.length
-             for step in json.loads((e.folder / "episode.json").read_text("utf-8"))["steps"]]
-    classes = Counter(step["error"] for step in steps if step["error"])
-    share = 100 * sum(classes.values()) / max(1, len(steps))
-    why = ": " + ", ".join(f"{name} {count}" for name, count in classes.most_common()) if classes else ""
-    return f"\nReplies without a readable action: {share:.1f} % of {len(steps)}{why}."
+    """The share of replies without a readable action by site, and why, to be read beside the scores."""
+    errors: dict[str, list[str | None]] = {}
+    for group in read_groups(out):
+        for e in group.episodes:
+            steps = json.loads((e.folder / "episode.json").read_text("utf-8"))["steps"]
+            errors.setdefault(", ".join(group.task.sites), []).extend(step["error"] for step in steps)
+    every = [error for site in errors.values() for error in site]
+    sites = ", ".join(f"{site} {percent(found)}" for site, found in sorted(errors.items()))
+    why = ", ".join(f"{name} {count}" for name, count in Counter(filter(None, every)).most_common()) or "none"
+    return f"\nReplies without a readable action: {percent(every)} of {len(every)} ({sites}); classes: {why}."
+
+
+def percent(errors: list[str | None]) -> str:
+    return f"{100 * sum(error is not None for error in errors) / max(1, len(errors)):.1f} %"
 
 
 def compare(runs: list[Path], out: Path | None) -> None:

@@ -243,7 +243,7 @@ def test_evaluate_plays_a_baseline_and_tells_its_unreadable_replies(tmp_path, mo
         monkeypatch.chdir(ROOT)
         evaluate.main()
     printed = capsys.readouterr().out
-    assert "Replies without a readable action: 33.3 % of 3: no_action 1." in printed and "50.0" in printed
+    assert "Replies without a readable action: 33.3 % of 3 (map 33.3 %); classes: no_action 1." in printed and "50.0" in printed
     assert printed.strip() == (tmp_path / "out" / "results.md").read_text().strip()
 
 

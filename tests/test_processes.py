@@ -1,10 +1,13 @@
 """Browser processes and contexts: apart from one another, replaced, closed and reaped; and the pocket arena's worlds."""
 import asyncio
+import os
+import time
 from contextlib import suppress
 from dataclasses import replace
 from urllib.request import Request, urlopen
 
 import pytest
+from benchmarks.memory import measure, tree
 from browsing import browsers, chromiums, lease, loop, running, site  # noqa: F401  fixtures among them
 
 from jhima.actions import Action
@@ -63,6 +66,18 @@ def test_worn_browsers_are_replaced_and_no_process_stays(lease, site):
             await asyncio.sleep(0.1)
         raise AssertionError(f"still running: {running(used)}")
     asyncio.run(scenario())
+
+
+def test_memory_is_flat_over_many_episodes_and_no_process_is_left():
+    """benchmarks/memory.py at a small size; the 1,000 episodes are its default."""
+    before = set(tree(os.getpid()))
+    samples = asyncio.run(measure(episodes=40, at_once=4, recycle=200))
+    assert len(samples) == 20 and sum(samples[-5:]) < 1.15 * sum(samples[5:10])
+    for _ in range(50):
+        if set(tree(os.getpid())) <= before:
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"left over: {set(tree(os.getpid())) - before}")
 
 
 def test_a_missing_browser_is_told_in_one_line(monkeypatch):
