@@ -40,32 +40,35 @@ class Images:
     def __init__(self, folder: Path | None = None) -> None:
         self.folder, self.sources = folder, {}
 
-    def add(self, content: bytes, kind: str) -> str:
-        """The key of an image in a format that Pillow calls `kind` ("png" or "jpeg")."""
-        key = hashlib.sha256(content).hexdigest()[:16]
-        if key in self.sources:
-            pass
-        elif self.folder is None:
+    def add(self, content: bytes, kind: str, key: str = "") -> str:
+        """The key of an image in a format that Pillow calls `kind` ("png" or "jpeg"); by default a hash of `content`."""
+        key = key or _hash(content)
+        if self.folder is None:
             self.sources[key] = f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
         else:
-            path = self.folder / f"{key}.{kind}"
-            if not path.exists():
-                path.write_bytes(content)
-            self.sources[key] = f"{self.folder.name}/{path.name}"
+            (self.folder / f"{key}.{kind}").write_bytes(content)
+            self.sources[key] = f"{self.folder.name}/{key}.{kind}"
         return key
 
     def screenshot(self, content: bytes) -> str | None:
         """The key of a screenshot, made smaller if it is large; None where the bytes are no PNG or JPEG."""
+        key = _hash(content)
+        if key in self.sources:
+            return key                          # before it is made smaller again, which takes 20 ms
         try:
             with Image.open(io.BytesIO(content), formats=["PNG", "JPEG"]) as image:
                 if len(content) <= AS_IS:
-                    return self.add(content, image.format.lower())
+                    return self.add(content, image.format.lower(), key)
                 image.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
                 smaller = io.BytesIO()
                 image.convert("RGB").save(smaller, "JPEG", quality=80)
         except (OSError, ValueError, Image.DecompressionBombError):
             return None
-        return self.add(smaller.getvalue(), "jpeg")
+        return self.add(smaller.getvalue(), "jpeg", key)
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def run_view(run: Path, groups: list[GroupRecord], chosen: set[Path], verdicts: dict[str, Verdicts],
