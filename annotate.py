@@ -129,7 +129,8 @@ async def annotate_all(args: argparse.Namespace, output: Output, every: dict[str
                     left_out[str(error)] += 1
                 except (Broken, OSError) as error:
                     left_out[str(error) if isinstance(error, Broken) else "image missing"] += 1
-                bar.set_postfix(tokens=f"{sum(output.tokens):,}", cost=f"${cost(output.tokens, args.prices):.2f}", failed=output.failed)
+                bar.set_postfix(tokens=f"{sum(output.tokens):,}", cost=f"${cost(output.tokens, args.prices):.2f}",
+                                failed=output.failed)
                 bar.update()
 
         try:
@@ -151,7 +152,8 @@ def statistics(out: Path) -> str:
             if row["failed"]:
                 failed += 1
             else:
-                rows.setdefault(row.get("platform", "Web"), []).append((len(row["subtasks"]), row["unnecessary"] is not None))
+                found = len(row["subtasks"]), row["unnecessary"] is not None
+                rows.setdefault(row.get("platform", "Web"), []).append(found)
         except (KeyError, TypeError):
             raise ValueError(f"{place}: expected a line of annotate.py") from None
     table = [f"{'Platform':<12}{'# Examples':>12}{'Avg. # Subtasks':>18}{'Unnecessary Actions':>22}"]

@@ -19,6 +19,7 @@ import json
 import math
 import os
 import shutil
+import signal
 import sys
 import time
 from collections import Counter
@@ -47,7 +48,8 @@ def parse_args() -> argparse.Namespace:
     add("--role", choices=("decomposer", "actor"), required=True)
     add("--data", type=Path, required=True, help="ScaleCUA meta file that names the trajectories")
     add("--annotations", type=Path, help="annotate.py's output (needed unless --no-plan)")
-    add("--no-plan", action="store_true", help="an actor without subtasks in its prompt, for the ablations without decomposer")
+    add("--no-plan", action="store_true",
+        help="an actor without subtasks in its prompt, for the ablations without decomposer")
     add("--model", default="Qwen/Qwen2.5-VL-7B-Instruct", help="the model to start from (default: %(default)s)")
     add("--out", type=Path, help="where the checkpoint goes (default: checkpoints/ROLE)")
     add("--epochs", type=int, default=1, help="(default: %(default)s)")
@@ -117,7 +119,7 @@ def main() -> None:
 
     def load(part: Supervision, order: Batches) -> DataLoader:
         return DataLoader(part, batch_sampler=order, collate_fn=collate, num_workers=workers,
-                          multiprocessing_context="fork" if workers else None)
+                          multiprocessing_context="fork" if workers else None, worker_init_fn=leave_signals)
 
     if rank == 0:
         print(f"{args.role}: {len(samples)} samples, {len(held_back)} held back; left out: {in_words(samples.left_out)}; "
@@ -125,7 +127,10 @@ def main() -> None:
               f"{sum(p.numel() for p in packed.parameters() if p.requires_grad):,} parameters to train", flush=True)
         keep_metrics(args.out / "metrics.jsonl", done)
 
-    # ---- 3. Training ----
+    # ---- 3. Training: Ctrl-C or SIGTERM ends it after the step, with a checkpoint ----
+    stop: list[int] = []
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, lambda number, _: stop.append(number))
     packed.train()
     bar = tqdm(total=steps, initial=done, desc=f"sft {args.role}", unit="step", disable=rank != 0)
     batches = iter(load(samples, Batches(len(samples), per_step, args.epochs, args.seed, rank, world, done)))
@@ -134,11 +139,11 @@ def main() -> None:
         batch = next(batches)
         lr = args.lr * schedule(number, steps, args.warmup)
         torch.manual_seed(args.seed * 1_000_003 + number)        # what is random in a step depends on nothing before it
-        row = {"step": number, "lr": lr} | train_step(engine, packed, batch, policy.im_end, lr)
+        row = {"step": number, "lr": lr} | train_step(engine, packed, batch, policy.im_end, lr, bool(stop))
         left_out += batch.left_out
         seconds = time.monotonic() - began
         row |= {"samples/s": row["samples"] / seconds, "tokens/s": row.pop("read") / seconds}
-        last = number + 1 == steps
+        last, stopped = number + 1 == steps, row.pop("stop")             # agreed on by all ranks
         if len(held_back) and ((number + 1) % args.save_every == 0 or last):
             shown = Batches(min(len(held_back), MAX_EVALUATED), per_step, 1, args.seed, rank, world)
             row |= evaluate(engine, packed, load(held_back, shown), policy.im_end)
@@ -147,8 +152,10 @@ def main() -> None:
                 metrics.write(json.dumps(row) + "\n")
         bar.update()
         bar.set_postfix(loss=f"{row['loss']:.3f}")
-        if (number + 1) % args.save_every == 0 and not last:
+        if ((number + 1) % args.save_every == 0 or stopped) and not last:
             save_resumable(engine, folder, number + 1, per_step, len(samples), left_out)
+            if stopped:
+                sys.exit(f"train_sft.py: stopped after step {number + 1} of {steps}; run the same command to go on")
     bar.close()
 
     # ---- 4. The checkpoint: transformers and vLLM load it as it is ----
@@ -165,6 +172,12 @@ def main() -> None:
     dist.destroy_process_group()
 
 
+def leave_signals(_: int) -> None:
+    """For a data worker: a Ctrl-C is its parent's business, and its parent may terminate it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def in_words(counts: Counter) -> str:
     return ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items()) if count) or "nothing"
 
@@ -179,13 +192,14 @@ def schedule(number: int, steps: int, warmup: float) -> float:
     return (number + 1) / warm if number < warm else 0.5 * (1 + math.cos(math.pi * (number - warm) / max(1, steps - warm)))
 
 
-def train_step(engine, packed: PackedPolicy, batch: Batch, im_end: int, lr: float) -> dict:
-    """Eqs. 3 and 4 on one global batch, of which `batch` is this rank's share. Returns what metrics.jsonl says of it.
+def train_step(engine, packed: PackedPolicy, batch: Batch, im_end: int, lr: float, stop: bool) -> dict:
+    """Eqs. 3 and 4 on one global batch, of which `batch` is this rank's share. Returns what metrics.jsonl says of it,
+    and whether any rank was asked to stop.
 
     Every rank runs the same number of packs, as ZeRO-3 demands; one that has fewer repeats a blank one at weight 0.
     """
-    tokens, samples, read, broken = all_sum(batch.tokens, batch.samples, batch.read, batch.left_out.total())
-    row = {"samples": int(samples), "tokens": int(tokens), "read": read, "left_out": int(broken)}
+    tokens, samples, read, broken, stopped = all_sum(batch.tokens, batch.samples, batch.read, batch.left_out.total(), stop)
+    row = {"samples": int(samples), "tokens": int(tokens), "read": read, "left_out": int(broken), "stop": stopped > 0}
     if not tokens:                                                        # all broken
         return row | {"loss": 0.0, "accuracy": 0.0, "grad_norm": 0.0}
     total = right = 0.0
@@ -218,7 +232,8 @@ def in_step(packed: PackedPolicy, batch: Batch, im_end: int):
     most = most.cuda() if dist.get_backend() == "nccl" else most
     dist.all_reduce(most, dist.ReduceOp.MAX)
     count, calls = most.tolist()
-    blank = Pack(torch.tensor([im_end, im_end]), torch.arange(2).repeat(3, 1), [2], torch.tensor([0]), torch.tensor([im_end]), [])
+    end = torch.tensor([im_end])
+    blank = Pack(end.repeat(2), torch.arange(2).repeat(3, 1), [2], torch.tensor([0]), end, [])
     for pack in batch.packs + [blank] * (count - len(batch.packs)):
         yield pack, float(pack is not blank), max(calls, 1) if packed.tune_vision else 0
 
@@ -243,8 +258,8 @@ def resume(engine, folder: Path, per_step: int, count: int) -> tuple[int, Counte
         return 0, Counter()
     _, client = engine.load_checkpoint(folder, load_module_strict=False)
     if (client["per_step"], client["count"]) != (per_step, count):
-        sys.exit(f"train_sft.py: {folder} was made with {client['per_step']} samples a step of {client['count']}, not {per_step} of "
-                 f"{count}: the number of processes or the data has changed")
+        sys.exit(f"train_sft.py: {folder} was made with {client['per_step']} samples a step of {client['count']}, not "
+                 f"{per_step} of {count}: the number of processes or the data has changed")
     return client["done"], Counter(client["left_out"]) if dist.get_rank() == 0 else Counter()
 
 

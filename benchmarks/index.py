@@ -36,11 +36,14 @@ def write(folder: Path, lines: int) -> Path:
         for i in range(steps):
             trajectory, k = divmod(i, 10)
             done = [f"Click the button number {n} in the list" for n in range(k)]
-            reply = f"<operation>\nClick the button number {k} in the list\n</operation>\n<action>\nclick(x=0.5, y=0.{k + 1})\n</action>"
-            file.write(json.dumps(write_step(f"t{trajectory}/{k}.png", 1280, 720, f"Do task {trajectory} on the site", done, reply)) + "\n")
+            reply = (f"<operation>\nClick the button number {k} in the list\n</operation>\n"
+                     f"<action>\nclick(x=0.5, y=0.{k + 1})\n</action>")
+            row = write_step(f"t{trajectory}/{k}.png", 1280, 720, f"Do task {trajectory} on the site", done, reply)
+            file.write(json.dumps(row) + "\n")
     with (folder / "grounding.jsonl").open("w") as file:
         for i in range(lines - steps):
-            turns = [{"from": "human", "value": f"<image>\nClick on element {i}, which is in the middle of the page" + " and wide" * (i % 30)},
+            text = f"<image>\nClick on element {i}, which is in the middle of the page" + " and wide" * (i % 30)
+            turns = [{"from": "human", "value": text},
                      {"from": "gpt", "value": f"<action>\nclick(x=0.{i % 9 + 1}, y=0.5)\n</action>"}]
             file.write(json.dumps({"image": f"g/{i}.png", "width": 1280, "height": 720, "conversations": turns}) + "\n")
     style = {"steps": "internvl2_5_web_navigation_v1", "grounding": "internvl2_5_web_grounding_v1"}

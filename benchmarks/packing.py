@@ -9,7 +9,6 @@ losses are.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import io
 import random
 import statistics
@@ -23,7 +22,7 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from jhima.packing import Example, PackedPolicy, Picture, pack  # noqa: E402
-from jhima.policy import Policy, Sample, default_dtype, load_policy  # noqa: E402
+from jhima.policy import Policy, Sample, default_dtype, image_key, load_policy  # noqa: E402
 from jhima.prompts import Prompt  # noqa: E402
 from jhima.vision import decode  # noqa: E402
 
@@ -47,7 +46,8 @@ def make_samples(policy: Policy, count: int, grounding: float) -> list[Sample]:
         data = io.BytesIO()
         Image.fromarray(pixels).save(data, "PNG")
         text = "Click the Zoo" if side == 168 else "Click the Zoo\n" * rng.randint(1, 60)
-        found.append(Sample(policy.prompt_ids(Prompt("", text, b"")), data.getvalue(), policy.response_ids("Click Zoo " * rng.randint(2, 8))))
+        reply = policy.response_ids("Click Zoo " * rng.randint(2, 8))
+        found.append(Sample(policy.prompt_ids(Prompt("", text, b"")), data.getvalue(), reply))
     return found
 
 
@@ -62,7 +62,7 @@ def main() -> None:
     samples = make_samples(padded, args.micro_batch * args.batches, args.grounding)
     batches = [samples[at:at + args.micro_batch] for at in range(0, len(samples), args.micro_batch)]
     packs = [pack([Example(s.prompt_ids + s.response_ids, [False] * len(s.prompt_ids) + [True] * len(s.response_ids),
-                           [Picture(hashlib.blake2b(s.image).digest(), decode(s.image))]) for s in batch], padded.image_pad)
+                           [Picture(image_key(s.image), decode(s.image))]) for s in batch], padded.image_pad)
              for batch in batches]
 
     def once(model: torch.nn.Module, parts: list, read) -> tuple[float, float]:

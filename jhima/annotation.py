@@ -114,7 +114,8 @@ async def ask(client: openai.AsyncOpenAI, body: dict, api: Api, tries: int, time
             if error.code == "insufficient_quota":
                 raise Refused(str(error)) from None
             failure = error
-        except (openai.APIConnectionError, openai.InternalServerError, openai.ConflictError, TimeoutError, ValueError) as error:
+        except (openai.APIConnectionError, openai.InternalServerError, openai.ConflictError, TimeoutError,
+                ValueError) as error:
             failure = error                                   # ValueError: not the JSON of a reply
         except openai.APIStatusError as error:
             if error.status_code != 408:
@@ -143,7 +144,9 @@ def output_row(trajectory: Trajectory, reply: Reply, last: bool) -> dict | None:
     try:
         analysis, subtasks, unnecessary = read_annotation(reply.text)
     except ValueError as error:
-        return row | {"reply": reply.text, "failed": True, "error": reply.error or str(error)} if last or reply.error else None
+        if not (last or reply.error):
+            return None
+        return row | {"reply": reply.text, "failed": True, "error": reply.error or str(error)}
     return row | {"analysis": analysis, "subtasks": [vars(g) for g in subtasks], "unnecessary": unnecessary,
                   "reply": reply.text, "failed": False}
 

@@ -159,7 +159,7 @@ def read_row(line: bytes) -> Row:
     if any(i.startswith("/") or ".." in Path(i).parts for i in images):
         raise Broken("image outside its root")
     sizes = row.get("image_wh") if isinstance(row.get("image_wh"), list) else []
-    sides = [row.get("width"), row.get("height"), *(s for size in sizes for s in (size if isinstance(size, list) else [size]))]
+    sides = [row.get("width"), row.get("height"), *(s for size in sizes if isinstance(size, list) for s in size)]
     if images and any(isinstance(side, (int, float)) and side < MIN_SIDE for side in sides):
         raise Broken(f"image side below {MIN_SIDE}")
     system, turns = _turns(row.get("conversations"))
@@ -214,9 +214,10 @@ def read_step(row: Row) -> DemoStep:
     if found[2].strip() not in ("", "None"):
         before, *listed = re.split(r"^Step (\d{1,4}):[ \t]*", found[2], flags=re.MULTILINE)
         numbers = [int(n) for n in listed[::2]]
-        if before.strip() or not numbers or numbers != list(range(numbers[0], numbers[0] + len(numbers))) or not numbers[0]:
+        if before.strip() or not numbers or numbers != list(range(numbers[0], numbers[-1] + 1)) or not numbers[0]:
             raise Broken("history of unknown form")
-        history = [""] * (numbers[0] - 1) + [re.sub(r'^"(.*)"$', r"\1", text.strip(), flags=re.DOTALL) for text in listed[1::2]]
+        known = [re.sub(r'^"(.*)"$', r"\1", text.strip(), flags=re.DOTALL) for text in listed[1::2]]
+        history = [""] * (numbers[0] - 1) + known
     return DemoStep(row.images[0], found[1].strip(), history, operation[1], reply)
 
 
@@ -290,7 +291,8 @@ def read_annotations(path: Path | str) -> dict[str, Annotation]:
                 subtasks = [Subtask(g["title"], g["goal"]) for g in row["subtasks"]]
                 found[row["trajectory"]] = Annotation(row["trajectory"], subtasks, row["unnecessary"])
         except (KeyError, TypeError) as error:
-            raise ValueError(f"{place}: expected a line of annotate.py (trajectory, subtasks, unnecessary): {error!r}") from None
+            raise ValueError(f"{place}: expected a line of annotate.py (trajectory, subtasks, unnecessary): "
+                             f"{error!r}") from None
     return found
 
 

@@ -134,8 +134,8 @@ def _group(lines: Lines, describe: Describe) -> dict[str, NDArray]:
             keys.append(folder if count == 1 else f"{folder}#{count}")
         seen[at] |= 1 << number
         trajectory[i], step[i] = at, number
-    text = {"keys": keys, "left_out": left_out}
-    return {"trajectory": trajectory, "step": step} | {k: np.frombuffer(json.dumps(v).encode(), np.uint8) for k, v in text.items()}
+    keys, left_out = (np.frombuffer(json.dumps(v).encode(), np.uint8) for v in (keys, left_out))
+    return {"trajectory": trajectory, "step": step, "keys": keys, "left_out": left_out}
 
 
 def _load(path: Path, stamp: NDArray[np.int64]) -> dict[str, NDArray] | None:

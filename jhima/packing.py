@@ -93,8 +93,8 @@ def mrope_positions(ids: Tensor, image_pad: int, grids: list[tuple[int, int]]) -
         text = places[seen] - at
         parts.append(torch.arange(position, position + text).repeat(3, 1))
         position += text
-        parts.append(position + torch.stack([torch.zeros(rows * columns, dtype=torch.long),
-                                             torch.arange(rows).repeat_interleave(columns), torch.arange(columns).repeat(rows)]))
+        row, column = torch.arange(rows).repeat_interleave(columns), torch.arange(columns).repeat(rows)
+        parts.append(position + torch.stack([torch.zeros_like(row), row, column]))
         position += max(rows, columns)
         at, seen = places[seen] + rows * columns, seen + rows * columns
     parts.append(torch.arange(position, position + len(ids) - at).repeat(3, 1))
@@ -114,7 +114,8 @@ def packed_attention(module: nn.Module, query: Tensor, key: Tensor, value: Tenso
         from torch.nn.attention.varlen import varlen_attn
         ends = torch.tensor([0, *lengths], device=query.device).cumsum(0).int()
         q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))                   # [L, heads, d]
-        out = varlen_attn(q, k, v, ends, ends, max(lengths), max(lengths), scale=scaling, window_size=(-1, 0), enable_gqa=True)
+        out = varlen_attn(q, k, v, ends, ends, max(lengths), max(lengths), scale=scaling, window_size=(-1, 0),
+                          enable_gqa=True)
         return out[None], None
     groups = query.shape[1] // key.shape[1]
     key, value = (t.repeat_interleave(groups, 1) for t in (key, value))

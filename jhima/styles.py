@@ -70,8 +70,8 @@ def system_turn(style: Style, prompts: Prompts) -> str:
         if p in _MOBILE:
             actions.append("long_press(x, y, duration), open_app(app_name), navigate_home(), navigate_back()")
         actions.append(_LAST)
-    where = {"All": "graphical user interfaces", "Web": "a web browser", "Mobile": "a phone", "Desktop": "a desktop computer",
-             "iPhone": "an iPhone", "iPad": "an iPad"}.get(PLATFORMS[p], PLATFORMS[p])
+    where = {"All": "graphical user interfaces", "Web": "a web browser", "Mobile": "a phone",
+             "Desktop": "a desktop computer", "iPhone": "an iPhone", "iPad": "an iPad"}.get(PLATFORMS[p], PLATFORMS[p])
     if style.kind == "click":
         role, form = f"You find what an instruction names in a screenshot of {where}, and act on it.", ""
     else:

@@ -6,7 +6,6 @@ up a step follows from the seed and the step's number alone, so that a run resum
 """
 from __future__ import annotations
 
-import hashlib
 import io
 import math
 import zlib
@@ -23,7 +22,7 @@ from torch.utils.data import Dataset
 from .coordinates import boxes_in_place, boxes_to_json, to_pixels
 from .data import MIN_SIDE, Annotation, Broken, DataSet, Row, in_grammar, read_row, read_step, trajectory_keys
 from .packing import Example, Pack, Picture, pack
-from .policy import Policy
+from .policy import Policy, image_key
 from .prompts import read_plan
 from .styles import system_turn
 from .vision import decode
@@ -139,7 +138,9 @@ def conversation(policy: Policy, data_set: DataSet, row: Row) -> Example:
                 raise Broken("box outside 0-1000") from None
         say([policy.im_start])
         for number, text in enumerate(("user\n" + human).split("<image>")):
-            say(*[[policy.vision_start, policy.image_pad, policy.vision_end]] * (number > 0), policy.text_ids(text) if text else [])
+            if number:
+                say([policy.vision_start, policy.image_pad, policy.vision_end])
+            say(policy.text_ids(text) if text else [])
         say([policy.im_end], newline, [policy.im_start], policy.text_ids("assistant\n"))
         say(policy.response_ids(gpt), learned=True)
         say(newline)
@@ -153,7 +154,7 @@ def read_picture(path: Path) -> Picture:
         if min(Image.open(io.BytesIO(data)).size) < MIN_SIDE:
             raise Broken(f"image side below {MIN_SIDE}")
         # Without decode's cache, which would hold hundreds of screenshots that an epoch never meets again.
-        return Picture(hashlib.blake2b(data, digest_size=16).digest(), decode.__wrapped__(data))
+        return Picture(image_key(data), decode.__wrapped__(data))
     except FileNotFoundError:
         raise Broken("image missing") from None
     except Broken:
@@ -194,8 +195,10 @@ class Batches:
     it is empty gets an empty list.
     """
 
-    def __init__(self, count: int, per_step: int, epochs: int, seed: int, rank: int = 0, world: int = 1, start: int = 0) -> None:
-        self.count, self.per_step, self.seed, self.rank, self.world, self.start = count, per_step, seed, rank, world, start
+    def __init__(self, count: int, per_step: int, epochs: int, seed: int, rank: int = 0, world: int = 1,
+                 start: int = 0) -> None:
+        self.count, self.per_step, self.seed = count, per_step, seed
+        self.rank, self.world, self.start = rank, world, start
         self.per_epoch = math.ceil(count / per_step)
         self.steps = epochs * self.per_epoch
 

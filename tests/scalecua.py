@@ -33,7 +33,8 @@ def write_data(folder: Path, rows: dict[str, list], styles: dict[str, str] | Non
         text = [line if isinstance(line, str) else json.dumps(line) for line in lines]
         (folder / f"{name}.jsonl").write_text("".join(line + "\n" for line in text))
         style = (styles or {}).get(name, "internvl2_5_web_navigation_v1")
-        meta[name] = {"root": "images", "annotation": f"{name}.jsonl", "conv_style": style, "repeat_time": 1, "length": len(lines)} | more
+        meta[name] = {"root": "images", "annotation": f"{name}.jsonl", "conv_style": style, "repeat_time": 1,
+                      "length": len(lines)} | more
     (folder / "meta.json").write_text(json.dumps(meta))
     return folder / "meta.json"
 

@@ -59,10 +59,12 @@ class Teacher(ThreadingHTTPServer):
             self.asked[task] += 1
             parses = self.bad.get(task, 0) == 0
             self.bad[task] = max(0, self.bad.get(task, 0) - 1)
-        said = GOOD.format(task=task, verdict="YES: waiting" if task.endswith("0") else "NONE") if parses else "I am not sure."
+        verdict = "YES: waiting" if task.endswith("0") else "NONE"
+        said = GOOD.format(task=task, verdict=verdict) if parses else "I am not sure."
         if "input" in body:
-            return 200, {"id": "r", "object": "response", "output": [{"type": "reasoning", "summary": []}, {"type": "message", "content": [
-                {"type": "output_text", "text": said}]}], "usage": {"input_tokens": 10, "output_tokens": 5, "total_tokens": 15}}
+            message = {"type": "message", "content": [{"type": "output_text", "text": said}]}
+            return 200, {"id": "r", "object": "response", "output": [{"type": "reasoning", "summary": []}, message],
+                         "usage": {"input_tokens": 10, "output_tokens": 5, "total_tokens": 15}}
         return 200, {"id": "c", "object": "chat.completion", "choices": [{"message": {"role": "assistant", "content": said}}],
                      "usage": {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}}
 
@@ -108,8 +110,9 @@ class Handler(BaseHTTPRequestHandler):
         server, path = self.server, self.path.removeprefix("/v1/")
         if path == "files":
             name = f"file-{len(server.files)}"
-            server.files[name] = b"\n".join(line.rstrip(b"\r") for line in data.split(b"\n") if line.startswith(b'{"custom_id"'))
-            return self.send(200, {"id": name, "object": "file", "purpose": "batch", "bytes": 1, "created_at": 1, "filename": "f", "status": "processed"})
+            lines = [line.rstrip(b"\r") for line in data.split(b"\n")]             # of the multipart form
+            server.files[name] = b"\n".join(line for line in lines if line.startswith(b'{"custom_id"'))
+            return self.send(200, {"id": name, "object": "file", "purpose": "batch"})
         body = json.loads(data)
         if path == "batches":
             name = f"batch-{len(server.batches)}"
@@ -177,6 +180,13 @@ def run(meta, out, url: str, *more: object) -> None:
     annotate.main()
 
 
+def fork(*args) -> multiprocessing.Process:
+    """`run` in a process of its own, to be killed."""
+    process = multiprocessing.get_context("fork").Process(target=run, args=args)
+    process.start()
+    return process
+
+
 def rows(out) -> dict[str, dict]:
     """The lines of an output by trajectory, each of which must stand there once."""
     lines = [json.loads(line) for line in out.read_text().splitlines()]
@@ -213,8 +223,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_file(meta, tmp_path):
         run(meta, quiet, server.url)
         server.chance, rng = 0.3, random.Random(1)
         for number in range(kills):
-            process = multiprocessing.get_context("fork").Process(target=run, args=(meta, killed, server.url, "--concurrency", 2))
-            process.start()
+            process = fork(meta, killed, server.url, "--concurrency", 2)
             time.sleep(rng.uniform(0.05, 0.35))
             os.kill(process.pid, signal.SIGKILL)
             process.join()
@@ -233,14 +242,14 @@ def test_batches(meta, tmp_path, monkeypatch):
     with teacher() as server:
         server.bad, server.refused = {"Open page 3": 1, "Open page 4": 2}, {"Open page 5"}
         for pause in (0.15, 0.3):
-            process = multiprocessing.get_context("fork").Process(target=run, args=(meta, out, server.url, "--batch", "--poll", 0.05))
-            process.start()
+            process = fork(meta, out, server.url, "--batch", "--poll", 0.05)
             time.sleep(pause)
             os.kill(process.pid, signal.SIGKILL)
             process.join()
         run(meta, out, server.url, "--batch", "--poll", 0.02, "--timeout", 20)
         found = rows(out)
-        assert set(found) == {f"demos/t{t}" for t in range(12)} and {k for k, row in found.items() if row["failed"]} == {"demos/t4", "demos/t5"}
+        assert set(found) == {f"demos/t{t}" for t in range(12)}
+        assert {key for key, row in found.items() if row["failed"]} == {"demos/t4", "demos/t5"}
         assert server.asked == Counter({f"Open page {t}": 1 + (t in (3, 4)) for t in range(12) if t != 5})
         assert all(set(batch["metadata"]) == {"part"} for batch in server.batches.values()) and len(server.batches) in (7, 8)
         assert not list((tmp_path / "a.jsonl.batches").iterdir())

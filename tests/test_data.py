@@ -79,7 +79,8 @@ STEPS = [
 def meta(tmp_path_factory):
     folder = tmp_path_factory.mktemp("scalecua")
     path = write_data(folder, {"ground": [line for line, _ in GROUNDING], "steps": [line for line, _ in STEPS],
-                               "boxes": [sample("a.png", "<image>\nFind <ref>OK</ref>", "<ref>OK</ref><box>[[0, 0, 500, 1000]]</box>"),
+                               "boxes": [sample("a.png", "<image>\nFind <ref>OK</ref>",
+                                                "<ref>OK</ref><box>[[0, 0, 500, 1000]]</box>"),
                                          sample("a.png", "<image>\nFind it", "<box>[[0, 0, 5000, 1000]]</box>")],
                                "chat": [sample([], "Hello", "Hi", "How are you?", "Fine <|im_end|>"),
                                         sample("a.png", "<image>\nSay it", "x=0.5", width=None)]},
@@ -137,8 +138,10 @@ def test_labels_cover_the_replies_and_nothing_else(meta, policy):
     ("click(x=1.0, y=1)", 336, 336, "click(x=336, y=336)"),
     ("click(x=0, y=0.0)", 336, 336, "click(x=0, y=0)"),
     ("dragTo(x = 0.25, y = 0.75)", 280, 280, "dragTo(x = 70, y = 210)"),
-    ("swipe(from_coord=[0.5, 1.0], to_coord=[0.5,0.25], amount=0.5)", 280, 280, "swipe(from_coord=[140, 280], to_coord=[140, 70], amount=0.5)"),
-    ("write(message='x=0.5 [0.1, 0.2]')\nclick(x=0.5, y=0.5, clicks=1)", 280, 280, "write(message='x=0.5 [0.1, 0.2]')\nclick(x=140, y=140, clicks=1)"),
+    ("swipe(from_coord=[0.5, 1.0], to_coord=[0.5,0.25], amount=0.5)", 280, 280,
+     "swipe(from_coord=[140, 280], to_coord=[140, 70], amount=0.5)"),
+    ("write(message='x=0.5 [0.1, 0.2]')\nclick(x=0.5, y=0.5, clicks=1)", 280, 280,
+     "write(message='x=0.5 [0.1, 0.2]')\nclick(x=140, y=140, clicks=1)"),
     ("click(x=1e-05, y=5e-1)", 280, 280, "click(x=0, y=140)"),
     ("press(keys='a')\nwait(seconds=0.5)", 280, 280, "press(keys='a')\nwait(seconds=0.5)"),
 ])
@@ -168,13 +171,18 @@ def test_a_box_of_anything_else_is_an_error(shape):
 
 
 @pytest.mark.parametrize("reply, expected", [
-    ("hotkey(keys='ctrl+s')", "hotkey('ctrl', 's')"), ("key('enter')", "press(keys='enter')"), ("key(keys='a')", "press(keys='a')"),
-    ("terminate(status='fail')", "terminate(status='failure')"), ("terminate(status='success', info=None)", "terminate(status='success')"),
-    ("write(message='key(x)')", "write(message='key(x)')"), ("click(x=0.1, y=0.2, clicks=2)", "click(x=0.1, y=0.2, clicks=2)"),
-    ("click(x=0.1, y=0.2)\nwrite(message='terminate(status=\\'fail\\')')", "click(x=0.1, y=0.2)\nwrite(message='terminate(status=\\'fail\\')')"),
+    ("hotkey(keys='ctrl+s')", "hotkey('ctrl', 's')"),
+    ("key('enter')", "press(keys='enter')"),
+    ("key(keys='a')", "press(keys='a')"),
+    ("terminate(status='fail')", "terminate(status='failure')"),
+    ("terminate(status='success', info=None)", "terminate(status='success')"),
+    ("write(message='key(x)')", None),
+    ("click(x=0.1, y=0.2, clicks=2)", None),
+    ("click(x=0.1, y=0.2)\nwrite(message='terminate(status=\\'fail\\')')", None),
 ])
 def test_spellings_of_released_data(reply, expected):
-    assert in_grammar(f"key('x')<action>\n{reply}\n</action>") == f"key('x')<action>\n{expected}\n</action>"
+    """Put back into the grammar; None: what looks like one but is none stays."""
+    assert in_grammar(f"key('x')<action>\n{reply}\n</action>") == f"key('x')<action>\n{expected or reply}\n</action>"
 
 
 def test_reading_any_line_gives_a_row_or_a_reason():
@@ -198,7 +206,8 @@ def test_reading_any_line_gives_a_row_or_a_reason():
 def test_trajectories_are_found_wherever_their_steps_stand(tmp_path):
     rows = [step(f"app/{k}.png", task, [f"do {i}" for i in range(k)], f"do {k}", "wait(seconds=1)")
             for task in ("one", "two") for k in range(4)]
-    rows += [step("late/5.png", "three", ["a", "b"], "c", "response(answer='1')"), step("late/6.png", "three", ["a", "b", "c"], "d", "wait()")]
+    rows += [step("late/5.png", "three", ["a", "b"], "c", "response(answer='1')"),
+             step("late/6.png", "three", ["a", "b", "c"], "d", "wait()")]
     random.Random(1).shuffle(rows)
     rows += [step("app/9.png", "one", [], "do 0", "wait(seconds=1)")]                        # played again: another trajectory
     data_set, = read_meta(write_data(tmp_path, {"s": rows}))
@@ -232,7 +241,8 @@ def test_index_is_kept_and_made_again(tmp_path):
     assert len(read_meta(path)[0].lines) == 10
 
 
-@pytest.mark.parametrize("repeat, expected", [(0, []), (1, [0, 1, 2, 3]), (2.5, [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]), (0.004, []), (0.5, 2)])
+@pytest.mark.parametrize("repeat, expected", [(0, []), (1, [0, 1, 2, 3]), (2.5, [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]),
+                                              (0.004, []), (0.5, 2)])
 def test_repeat_time(tmp_path, repeat, expected):
     found = read_meta(write_data(tmp_path, {"s": [STEP] * 4}, repeat_time=repeat))
     numbers = found[0].numbers(4).tolist() if found else []

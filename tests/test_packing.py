@@ -52,20 +52,25 @@ def stock(policy, example: Example) -> torch.Tensor:
     return logp.gather(-1, ids[0, at][:, None])[:, 0]
 
 
-@pytest.mark.parametrize("tune_vision", [False, True])
-def test_packed_equals_unpacked(checkpoint, tune_vision):
+@pytest.mark.parametrize("tune_vision, checkpointing", [(False, False), (True, False), (False, True)])
+def test_packed_equals_unpacked(checkpoint, tune_vision, checkpointing):
     """Loss and gradients of 6 samples in one pack, against one forward each of the stock model."""
     policy = load_policy(checkpoint, "cpu", torch.float32, tune_vision=tune_vision)
     parts = examples(policy)
     expected = torch.cat([stock(policy, example) for example in parts])
     packed = PackedPolicy(policy, cache_bytes=1 << 30)                    # from here on its attention is the packed one
+    if checkpointing:
+        policy.base.gradient_checkpointing_enable()
+        packed.train()
     trained = [(name, p) for name, p in policy.base.named_parameters() if p.requires_grad]
-    assert any("visual.merger" in name for name, _ in trained) and any("visual.blocks" in name for name, _ in trained) == tune_vision
+    names = " ".join(name for name, _ in trained)
+    assert "visual.merger" in names and ("visual.blocks" in names) == tune_vision
     gradients = torch.autograd.grad(expected.mean(), [p for _, p in trained], allow_unused=True)
     for _ in range(2):                                                    # the second time from the cache
         found, hit = packed(pack(parts, policy.image_pad), tower_calls=9)
         assert (found - expected).abs().max() < 1e-5 and hit.shape == found.shape
-        for (name, _), a, b in zip(trained, torch.autograd.grad(found.mean(), [p for _, p in trained], allow_unused=True), gradients):
+        again = torch.autograd.grad(found.mean(), [p for _, p in trained], allow_unused=True)
+        for (name, _), a, b in zip(trained, again, gradients):
             assert (a - b).abs().max() < 1e-5 * max(1, b.abs().max()), name
     assert bool(packed._cache) != tune_vision
 

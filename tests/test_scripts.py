@@ -62,6 +62,36 @@ def test_sft_learns(sft):
         assert sum(losses[-3:]) / 3 < 0.3 * losses[0]
 
 
+@pytest.mark.parametrize("role", ["decomposer", "actor"])
+def test_both_models_beat_their_untrained_selves_in_the_sampler(sft, role):
+    """Likeliest replies to what was demonstrated: how many are the demonstration's, to the letter."""
+    import torch
+
+    from jhima.coordinates import to_pixels
+    from jhima.data import read_annotations, read_meta, read_trajectory
+    from jhima.policy import load_policy
+    from jhima.prompts import read_plan
+    from jhima.sampler import Request, generate
+
+    data_set, = read_meta(sft / "demos/meta.json")
+    annotations = read_annotations(sft / "annotations.jsonl")
+
+    def right(checkpoint) -> int:
+        policy = load_policy(checkpoint, "cpu", torch.float32).eval()
+        requests, wanted = [], []
+        for trajectory in (read_trajectory(data_set, number) for number in range(3)):
+            plan = policy.prompts.plan_text(annotations[trajectory.key].subtasks)
+            for step in trajectory.steps[:1] if role == "decomposer" else trajectory.steps:
+                image = (trajectory.root / step.image).read_bytes()
+                prompt = policy.prompts.decomposer(trajectory.task, image) if role == "decomposer" else \
+                    policy.prompts.actor(trajectory.task, read_plan(plan), step.history, image)
+                requests.append(Request(policy.prompt_ids(prompt), image, 64, 0.0, 0))
+                wanted.append(plan if role == "decomposer" else to_pixels(step.reply, 336, 336))
+        return sum(completion.text == text for completion, text in zip(generate(policy, requests), wanted))
+
+    assert right(sft / role) > right("jhima/pocket/base")
+
+
 def test_joint_rl_raises_the_reward_and_resumes(sft):
     """Five batches of 30 episodes in a real browser. The run is killed once on the way and goes on where it was."""
     command = [sys.executable, *map(str, rl(sft, "--epochs", 5))]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import ROOT
 from safetensors.torch import load_file
-from scalecua import demonstrations, sample, write_data
+from scalecua import demonstrations, sample, write_data, write_image
 
 import train_sft
 from jhima.engine import free_port
@@ -25,12 +25,12 @@ def data(tmp_path_factory):
     """(meta file, annotations): 8 trajectories of 3 steps, 8 chats and 4 groundings, of which 3 are broken."""
     folder = tmp_path_factory.mktemp("sft")
     metas = [demonstrations(folder / "steps", 8)]
-    metas.append(write_data(folder / "chat", {"chat": [sample([], f"Open page {i}", "Click Zoo " * (1 + i % 3)) for i in range(8)]},
-                            {"chat": "internvl2_5"}))
+    chats = [sample([], f"Open page {i}", "Click Zoo " * (1 + i % 3)) for i in range(8)]
+    metas.append(write_data(folder / "chat", {"chat": chats}, {"chat": "internvl2_5"}))
     rows = [sample(image, "<image>\nthe Zoo", "<action>\nclick(x=0.5, y=0.5)\n</action>")
-            for image in ("../../steps/images/t0/00.png", "gone.png", "gone.png", "../x")]
+            for image in ("a.png", "gone.png", "gone.png", "../x")]
     metas.append(write_data(folder / "ground", {"ground": rows}, {"ground": "internvl2_5_web_grounding_v1"}))
-    os.makedirs(folder / "ground/images", exist_ok=True)
+    write_image(folder / "ground/images/a.png")
     (folder / "meta.json").write_text(json.dumps([str(m.relative_to(folder)) for m in metas]))
     lines = [{"trajectory": f"demos/t{t}", "subtasks": PLAN, "unnecessary": None} for t in range(7)]
     (folder / "annotations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -75,17 +75,20 @@ ACTOR = "--role", "actor", "--micro-batch", 3, "--accumulate", 1, "--save-every"
 
 
 def test_killed_and_resumed_bit_for_bit(data, checkpoint, tmp_path):
-    """SIGKILL twice, at any point after a checkpoint; the rest of the curve, and the model, are those of a quiet run."""
+    """SIGTERM, then SIGKILL, at any point after a checkpoint: the rest of the curve, and the model, are a quiet run's."""
     quiet, killed = tmp_path / "quiet", tmp_path / "killed"
     finish(start(data, checkpoint, quiet, *ACTOR, "--workers", 2))
     latest = killed / "resume/latest"
-    for after in (4, 10):                                                 # steps; workers need not be the same
+    for after, name in ((2, signal.SIGTERM), (6, signal.SIGKILL)):        # steps; workers need not be the same
         process, deadline = start(data, checkpoint, killed, *ACTOR), time.monotonic() + 60
         while time.monotonic() < deadline and not (latest.exists() and int(latest.read_text().removeprefix("step")) >= after):
             time.sleep(0.01)
-        os.kill(process.pid, signal.SIGKILL)
+        os.kill(process.pid, name)
         process.join()
-        assert process.exitcode == -signal.SIGKILL and latest.exists()
+        if name == signal.SIGTERM:                                        # it ends by itself, and loses nothing
+            assert process.exitcode == 1 and latest.read_text() == f"step{len(metrics(killed))}"
+        else:
+            assert process.exitcode == -signal.SIGKILL and latest.exists()
         with open(killed / "metrics.jsonl", "a") as file:
             file.write('{"step": 99, "loss"')                             # a line that the kill cut short
     finish(start(data, checkpoint, killed, *ACTOR))
@@ -127,12 +130,12 @@ def test_two_processes_under_zero_3_equal_one(data, checkpoint, tmp_path, more):
 
 def test_what_was_left_out_is_counted(data, checkpoint, tmp_path):
     out = tmp_path / "out"
-    finish(start(data, checkpoint, out, "--role", "actor", "--micro-batch", 9, "--accumulate", 1, "--max-length", 120,
+    finish(start(data, checkpoint, out, "--role", "actor", "--micro-batch", 9, "--accumulate", 1,
                  "--eval-share", 0, "--epochs", 1))
     found = json.loads((out / "sft.json").read_text())
     assert found["left_out_before"]["trajectory without annotation"] == 1 and found["samples"] == 21 + 8 + 4
-    assert found["left_out_when_read"] == {"image missing": 2, "image outside its root": 2}
-    assert sum(row["samples"] for row in metrics(out)) == 21 + 8 and sum(row["left_out"] for row in metrics(out)) == 4
+    assert found["left_out_when_read"] == {"image missing": 2, "image outside its root": 1}
+    assert sum(row["samples"] for row in metrics(out)) == 21 + 8 + 1 and sum(row["left_out"] for row in metrics(out)) == 3
 
 
 def test_another_run_of_the_same_name_is_refused(data, checkpoint, tmp_path, monkeypatch):
