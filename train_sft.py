@@ -35,7 +35,7 @@ from jhima.data import read_annotations, read_meta
 from jhima.engine import all_sum, backward, full_state, init_distributed, make_engine, step
 from jhima.packing import Pack, PackedPolicy
 from jhima.policy import check_checkpoint, default_dtype, load_policy, save_policy
-from jhima.runs import same_run
+from jhima.same_run import same_run
 from jhima.supervision import Batch, Batches, Supervision, make_batch
 
 MAX_EVALUATED = 512                       # held-back samples in one evaluation

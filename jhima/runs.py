@@ -1,8 +1,7 @@
-"""What train_rl.py and evaluate.py share: a run directory that knows its arguments, and the environment to play in."""
+"""What train_rl.py and evaluate.py share: the environment to play in, and its judge."""
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -15,27 +14,8 @@ from .pocket import SITES
 from .replicas import Replicas, check_sites, load_replicas
 from .rewards import Judge
 from .rollout import Environment
+from .same_run import same_run  # noqa: F401  where scripts look for it
 from .tasks import Task
-
-
-def same_run(args: argparse.Namespace, script: str, free: set[str]) -> None:
-    """Writes the run's arguments to OUT/args.json, or checks that they are those it began with.
-
-    free: arguments that a resumed run may have other values of. Raises ValueError naming the first that differs.
-    """
-    now = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
-    path = args.out / "args.json"
-    if path.exists():
-        before = json.loads(path.read_text("utf-8"))
-        for name in sorted(now.keys() - free):
-            if before.get(name) != now[name]:
-                raise ValueError(f"{args.out} holds a run with --{name.replace('_', '-')} {before.get(name)}, not {now[name]}; "
-                                 f"give another --out, or delete it")
-    elif os.environ.get("RANK", "0") == "0":
-        args.out.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps({"script": script, **now}, indent=1), "utf-8")
-        part.replace(path)
 
 
 @contextmanager
