@@ -71,7 +71,7 @@ def main() -> None:
         before = json.loads((args.run / "args.json").read_text("utf-8"))
         tasks, url, model = (before[name] for name in ("tasks", "judge_url", "judge_model"))
     except MALFORMED as error:
-        sys.exit(f"{args.run}: no run directory that can be read: {error!r}")
+        sys.exit(f"{args.run}: expected a run directory of evaluate.py or train_rl.py, with its args.json: {error!r}")
     with judge_for(tasks, args.judge_url or url, args.judge_model or model, args.run) as judge:
         counts = asyncio.run(rescore(args.run, judge, args.all))
     print(f"{args.run}: {counts['episodes']} episodes, {counts['asked']} questions asked, {counts['scored']} scored that "

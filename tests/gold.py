@@ -71,9 +71,11 @@ def texts(rules: dict, joint: str = "; ") -> dict[str, str]:
     pieces = [(rule, option.split(OR)[0]) for rule, reference in rules.items() if rule != "must_exclude"
               for option in ([reference] if isinstance(reference, str) else
                              [", ".join(reference)] if rule == "fuzzy_match" else reference)]
-    said = [f"in short: {text}" if rule == "fuzzy_match" else text for rule, text in pieces]
+    said = [f"in short: {text}" if rule == "fuzzy_match" and text != "N/A" else text for rule, text in pieces]
     found = {"": joint.join(said)}
     for n, (rule, text) in enumerate(pieces):
+        if any(text in other for m, (_, other) in enumerate(pieces) if m != n):
+            continue                                            # "San Mateo" is said by "101 S San Mateo Dr" too
         found[f"{rule} {text[:60]}"] = joint.join(near(piece) if m == n else piece for m, piece in enumerate(said))
     for text in rules.get("must_exclude", ()):
         found[f"must_exclude {text}"] = found[""] + joint + text
