@@ -103,10 +103,10 @@ def test_a_lost_episode_leaves_its_groups_mean(tmp_path, monkeypatch):
     import jhima.rollout
     real = jhima.rollout.play
 
-    async def sometimes_broken(env, task, act, T):
+    async def sometimes_broken(env, task, act, *how):
         if getattr(act, "lost", False):
             raise jhima.rollout.EnvironmentFailure("site", "gone")
-        return await real(env, task, act, T)
+        return await real(env, task, act, *how)
 
     def marked(agents, task, plan, how, i, j, attempt):
         act = real_policy(agents, task, plan, how, i, j, attempt)
