@@ -71,7 +71,7 @@ def test_worn_browsers_are_replaced_and_no_process_stays(lease, site):
 def test_memory_is_flat_over_many_episodes_and_no_process_is_left():
     """benchmarks/memory.py at a small size; the 1,000 episodes are its default."""
     before = set(tree(os.getpid()))
-    samples = asyncio.run(measure(episodes=40, at_once=4, recycle=200))
+    samples = asyncio.run(measure(episodes=20, at_once=4, recycle=200))
     assert len(samples) == 20 and sum(samples[-5:]) < 1.15 * sum(samples[5:10])
     for _ in range(50):
         if set(tree(os.getpid())) <= before:
