@@ -200,7 +200,8 @@ _ORDERED = """() => [...document.querySelectorAll('#my-orders-table tbody')].map
         name: (cell('name')?.querySelector('.product-item-name') ?? cell('name'))?.innerText.trim() ?? '',
         sku: cell('sku')?.innerText.trim() ?? '',
         quantity: cell('qty')?.innerText.match(/\\d+/)?.[0] ?? '0',
-        options: Object.fromEntries(labels.map(dt => [dt.innerText.trim(), dt.nextElementSibling?.innerText.trim() ?? ''])),
+        options: Object.fromEntries(
+            labels.map(dt => [dt.innerText.trim(), dt.nextElementSibling?.innerText.trim() ?? ''])),
     };
 })"""
 
@@ -270,7 +271,7 @@ async def reddit_get_post_url(lease: Lease, seconds: float, url: str) -> str:
     return f"{post[0]}/" if post else url
 
 
-# A post's page nests its comments; the newest of one user, and who wrote what it answers (the post's author at the top).
+# A post's page nests its comments: the newest of one user, and who wrote what it answers (at the top the post's author).
 _NEWEST_COMMENT = """name => {
     const author = node => node?.querySelector('.fg-inherit')?.innerText.trim() ?? '';
     const time = node => Date.parse(node.querySelector('time')?.dateTime ?? '') || 0;
@@ -282,7 +283,8 @@ _NEWEST_COMMENT = """name => {
 }"""
 
 
-async def reddit_get_latest_comment_content_by_username(_lease: Lease, seconds: float, page: Page, username: str) -> str:
+async def reddit_get_latest_comment_content_by_username(
+        _lease: Lease, seconds: float, page: Page, username: str) -> str:
     return (await within(seconds, page.evaluate(_NEWEST_COMMENT, username), "reading comments"))["content"]
 
 

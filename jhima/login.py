@@ -49,7 +49,7 @@ LOGIN_FORMS = {
 }
 SIGN_OUT = re.compile(r"/(logout|sign_out)\b")
 CHANGING = ("POST", "PUT", "PATCH", "DELETE")
-RATIONED = "You cannot post more."           # Postmill's words, on a page with status 200, for more posts than it allows
+RATIONED = "You cannot post more."           # Postmill's words, on a page with status 200, when it rations posts
 FORM_QUIET = 3.0                             # seconds that a login form's scripts may take
 
 
@@ -183,7 +183,8 @@ def _site_of(url: str, lease: Lease) -> str | None:
     """The site that a URL lies in; where two share a host (shop and administration) the one with the longer path."""
     def holds(base: str) -> bool:
         return host_of(base) == host_of(url) and urlsplit(url).path.startswith(urlsplit(base).path)
-    return max((site for site, base in lease.urls.items() if holds(base)), key=lambda site: len(lease.urls[site]), default=None)
+    sites = [site for site, base in lease.urls.items() if holds(base)]
+    return max(sites, key=lambda site: len(lease.urls[site]), default=None)
 
 
 def _is_question(request: Request) -> bool:

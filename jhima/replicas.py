@@ -25,6 +25,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -46,7 +47,7 @@ VIEWPORT = (1280, 720)
 # What WebArena's first pages say of themselves; an error page or another server at the port does not.
 HEALTH = {"shopping": "One Stop Market", "shopping_admin": "Magento", "reddit": "Postmill", "gitlab": "GitLab",
           "map": "OpenStreetMap", "wikipedia": "Wikipedia"}
-RESET, CHECK, PAUSE, PATIENCE = 1800.0, 20.0, 30.0, 900.0     # seconds: a reset, a check, a sick replica's rest, a queue
+RESET, CHECK, PAUSE, PATIENCE = 1800.0, 20.0, 30.0, 2400.0     # seconds: see Replicas; a reset may take RESET
 
 
 @dataclass(eq=False)
@@ -84,15 +85,16 @@ def load_replicas(path: Path) -> list[Replica]:
         _expect(isinstance(entry, dict) and not (set(entry) | set(shared)) - set(keys), where,
                 f"an object with some of {', '.join(keys)}")
         replicas.append(_replica({**shared, **entry}, where))
-    hosts = Counter((host_of(url), urlsplit(url).path.rstrip("/")) for replica in replicas for url in replica.urls.values())
-    twice = [host + path_ for (host, path_), count in hosts.items() if count > 1]
+    places = Counter(host_of(url) + urlsplit(url).path for replica in replicas for url in replica.urls.values())
+    twice = [place for place, count in places.items() if count > 1]
     _expect(not twice, str(path), f"each site's URL once, or its rollouts meet: {', '.join(twice)} is there again")
     return replicas
 
 
 def _replica(entry: dict, where: str) -> Replica:
     urls, logins, reset = entry.get("urls"), entry.get("header_login", {}), entry.get("reset")
-    _expect(isinstance(urls, dict) and urls and set(urls) <= set(SITES), f"{where}: urls", f"some of {', '.join(SITES)}")
+    some = isinstance(urls, dict) and urls and set(urls) <= set(SITES)
+    _expect(some, f"{where}: urls", f"some of {', '.join(SITES)}")
     for site, url in urls.items():
         _expect(isinstance(url, str) and host_of(url) and "@" not in url and not set(url) & set(" ?#|"),
                 f"{where}: urls.{site}", "an http(s) URL without user, query and fragment")
@@ -137,10 +139,11 @@ def check_sites(replicas: Sequence[Replica], tasks: Sequence[Task], concurrency:
     for task in tasks:
         served = [r for r in replicas if set(task.sites) <= set(r.urls)]
         _expect(served, task.id, f"a replica with {', '.join(task.sites)}, found none")
-        clash = {"shopping", "reddit"} <= set(task.sites)
-        _expect(not clash or any(urlsplit(r.urls["shopping"]).hostname != urlsplit(r.urls["reddit"]).hostname for r in served),
-                task.id, "shopping and reddit under different host names: both call their cookie PHPSESSID, and cookies "
-                         "know no port, so that on one host each logs the other out")
+        if {"shopping", "reddit"} <= set(task.sites):
+            names = [[urlsplit(r.urls[site]).hostname for site in ("shopping", "reddit")] for r in served]
+            _expect(all(shop != forum for shop, forum in names), task.id,
+                    "shopping and reddit under different host names: both call their cookie PHPSESSID, and cookies know "
+                    "no port, so that on one host each logs the other out")
     changing = sum(task.changes for task in tasks)
     warnings = []
     if changing and concurrency > 1 and len(replicas) == 1:
@@ -148,9 +151,9 @@ def check_sites(replicas: Sequence[Replica], tasks: Sequence[Task], concurrency:
     unreset = sum(r.reset is None for r in replicas)
     if changing and unreset:
         warnings.append(
-            f"{unreset} of {len(replicas)} replicas have no reset, and {changing} tasks change a site: an episode finds what "
-            "those before it left there (an order, a forked project), so it may get 1 for doing nothing, or 0 for doing "
-            "right what can only be done once. Rewards of such tasks are then no measure of the agent")
+            f"{unreset} of {len(replicas)} replicas have no reset, and {changing} tasks change a site: an episode finds "
+            "what those before it left there (an order, a forked project), so it may get 1 for doing nothing, or 0 for "
+            "doing right what can only be done once. Rewards of such tasks are then no measure of the agent")
     return warnings
 
 
@@ -160,8 +163,8 @@ class Replicas:
     """Leases replicas: the arena of sites.json. An async context manager.
 
     `rank` of `world` processes uses every world-th replica of the file. `counts` says what happened to the replicas.
-    Seconds: `pause` a replica that failed a check is left alone, `patience` a rollout waits for a healthy one,
-    `check` a site may take to answer.
+    Seconds: `pause` a replica that failed a check is left alone, `patience` a rollout waits while no replica gives a
+    sign of life (it waits for its turn as long as that takes), `check` a site may take to answer.
     """
 
     def __init__(self, replicas: Sequence[Replica], pause: float = PAUSE, patience: float = PATIENCE,
@@ -173,6 +176,7 @@ class Replicas:
         self.pause, self.patience, self.check = pause, patience, check
         self.counts: Counter[str] = Counter()
         self._queue: deque[object] = deque()
+        self._alive = time.monotonic()          # when a replica was last seen to work
         self._changed = asyncio.Condition()
         self._caring: set[asyncio.Task] = set()
 
@@ -188,7 +192,7 @@ class Replicas:
     async def lease(self, task: Task) -> AsyncIterator[Lease]:
         """A healthy replica for the task: alone if it changes a site, else with others that do not.
 
-        Raises EnvironmentFailure("site") where none is healthy in `patience` seconds.
+        Raises EnvironmentFailure("site") where no replica works for `patience` seconds.
         """
         replica = await self._take(task)
         lease = Lease(replica.urls, replica.headers, replica.accounts, self.viewport, replica.by_header)
@@ -198,6 +202,7 @@ class Replicas:
             self.counts["changed"] += bool(lease.changed)
             replica.dirty |= bool(lease.changed)
             self._hold(replica, task, -1)
+            self._alive = time.monotonic()
             if replica.dirty and replica.reset:
                 self._care(replica)                             # at once, so that the next one waits less
             await asyncio.shield(self._tell())
@@ -207,37 +212,46 @@ class Replicas:
         ticket = object()
         self._queue.append(ticket)
         try:
-            async with asyncio.timeout(self.patience) as patience:
-                while True:
-                    async with self._changed:
-                        await self._changed.wait_for(lambda: self._queue[0] is ticket and self._free(task))
-                        replica = self._free(task)
-                        if replica.dirty and replica.reset:
-                            self._care(replica)
-                            continue
-                        self._hold(replica, task, 1)
-                        self._queue.popleft()                   # the others need not wait for our check
-                        self._changed.notify_all()
-                    healthy = False
-                    try:
-                        healthy = await self._healthy(replica, task.sites)
-                    finally:
-                        if not healthy:
-                            self._hold(replica, task, -1)
-                    if healthy:
-                        return replica
-                    self._care(replica)
-                    self._queue.appendleft(ticket)
-        except TimeoutError:
-            if not patience.expired():
-                raise
-            out = sum(r.resting for r in self.replicas)
-            raise EnvironmentFailure("site", f"no replica for {task.id} in {self.patience:g} s: {out} of "
-                                             f"{len(self.replicas)} are being reset or do not work") from None
+            while True:
+                try:
+                    async with asyncio.timeout(self.patience) as patience:
+                        return await self._wait(task, ticket)
+                except TimeoutError:
+                    if not patience.expired():
+                        raise
+                out = sum(r.resting for r in self.replicas)
+                silent = time.monotonic() - self._alive >= self.patience
+                if silent and not any(r.writer or r.readers for r in self.replicas):
+                    raise EnvironmentFailure("site", f"no replica for {task.id} in {self.patience:g} s: {out} of "
+                                                     f"{len(self.replicas)} are being reset or do not work")
         finally:
             if ticket in self._queue:
                 self._queue.remove(ticket)
             await asyncio.shield(self._tell())
+
+    async def _wait(self, task: Task, ticket: object) -> Replica:
+        while True:
+            if ticket not in self._queue:
+                self._queue.appendleft(ticket)                  # its replica failed the check: it is still the first
+            async with self._changed:
+                await self._changed.wait_for(lambda: self._queue[0] is ticket and self._free(task))
+                replica = self._free(task)
+                if replica.dirty and replica.reset:
+                    self._care(replica)
+                    continue
+                self._hold(replica, task, 1)
+                self._queue.popleft()                           # the others need not wait for our check
+                self._changed.notify_all()
+            healthy = False
+            try:
+                healthy = await self._healthy(replica, task.sites)
+            finally:
+                if not healthy:
+                    self._hold(replica, task, -1)
+            if healthy:
+                self._alive = time.monotonic()
+                return replica
+            self._care(replica)
 
     def _free(self, task: Task) -> Replica | None:
         """The replica to lease now: those that share crowd together, so that others stay free. One that a reader

@@ -163,7 +163,8 @@ async def ask_judge(judge: Judge | None, asked: dict[str, str]) -> tuple[bool | 
         passed, reply = await judge.equivalent(**asked)
     except EnvironmentFailure as failure:
         return None, f"no verdict: {failure.detail}", asked | {"judge": judge.model if judge else "", "reply": ""}
-    return passed, f"judge on {_short(asked['answer'])!r}: {_short(reply)}", asked | {"judge": judge.model, "reply": reply}
+    asked |= {"judge": judge.model, "reply": reply}
+    return passed, f"judge on {_short(asked['answer'])!r}: {_short(reply)}", asked
 
 
 def _short(value: object) -> str:

@@ -32,10 +32,11 @@ POCKET = {"pocket": "train", "pocket-eval": "eval"}
 DATA = Path(os.environ.get("JHIMA_DATA", Path(__file__).resolve().parent.parent / "data"))
 # name -> (file in data/, how to get it)
 PUBLISHED = {
-    "webarena-train": ("webarena.raw.json", "`pip install --no-deps webarena-verified==1.2.3` brings it and is found by "
-                       "itself; or save config_files/test.raw.json of github.com/web-arena-x/webarena there"),
-    "webarena-lite-v2": ("webarena_lite_v2.raw.json", "save test.raw.json there, from evaluation/WebArenaLiteV2 of "
-                         "github.com/OpenGVLab/ScaleCUA")}
+    "webarena-train": ("webarena.raw.json", (
+        "`pip install --no-deps webarena-verified==1.2.3` brings it and is found by itself; or save "
+        "config_files/test.raw.json of github.com/web-arena-x/webarena there")),
+    "webarena-lite-v2": ("webarena_lite_v2.raw.json", (
+        "save test.raw.json there, from evaluation/WebArenaLiteV2 of github.com/OpenGVLab/ScaleCUA"))}
 NAMES = (*POCKET, *PUBLISHED)
 
 # The ids, in WebArena's 812, of WebArena-Lite's 165 evaluation tasks (Liu et al. 2024): what is not trained on.
@@ -155,9 +156,11 @@ def _rows(name_or_path: str | Path) -> tuple[str, str, list]:
     _expect(isinstance(rows, list) and rows, name, "a non-empty JSON list of tasks", rows)
     if name == "webarena-train":
         rows = [row for row in rows if not (isinstance(row, dict) and row.get("task_id") in LITE)]
-        _expect(len(rows) == 812 - len(LITE), f"{name}: {path}", "WebArena's 812 tasks, 647 of them for training", len(rows))
+        _expect(len(rows) == 812 - len(LITE), f"{name}: {path}", "WebArena's 812 tasks, 647 of them for training",
+                len(rows))
     # "webarena_lite_v2.raw.json" -> "webarena-lite-v2"
-    return name, name if name in PUBLISHED else re.sub(r"[^a-z0-9]+", "-", path.name.split(".")[0].lower()).strip("-") or "task", rows
+    slug = re.sub(r"[^a-z0-9]+", "-", path.name.split(".")[0].lower()).strip("-") or "task"
+    return name, name if name in PUBLISHED else slug, rows
 
 
 def _published(name: str) -> Path:

@@ -213,3 +213,16 @@ def test_no_replica_at_all_is_no_sample(arena):
         async with arena.lease(READS):                           # the queue is as it was
             pass
     arena(1, scenario, patience=0.6, reset=None)
+
+
+def test_a_long_queue_is_no_failure(arena):
+    """Twenty-one episodes of one task on one replica wait for their turn, however long that takes."""
+    async def scenario(arena, shops):
+        async def rollout():
+            async with arena.lease(CHANGES) as lease:
+                await asyncio.sleep(0.15)
+                lease.changed.add("shopping")
+        await asyncio.gather(*(rollout() for _ in range(8)))
+        return shops[0].resets
+
+    assert arena(1, scenario, patience=0.4) == 8
