@@ -109,3 +109,23 @@ def test_the_decomposers_estimate_is_k_minus_1_over_k_of_the_policy_gradient():
                 total += weight * A * score / K
     assert torch.allclose(estimate, (K - 1) / K * true, atol=1e-12)
     assert not torch.allclose(with_std / with_std.norm(), true / true.norm(), atol=1e-3)
+
+
+def test_simulated_groups_agree_with_the_claim():
+    """The same with M episodes of reward 0 or 1 a plan, so that S is an estimate: 200,000 simulated groups of K = 3, M = 4."""
+    groups, K, M = 200_000, 3, 4
+    q, theta = torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64), torch.tensor([0.3, -0.2, 0.1], dtype=torch.float64)
+    p = theta.softmax(0)
+    true = p * (q - p @ q)
+    draw = torch.Generator().manual_seed(0)
+    plans = torch.multinomial(p, groups * K, replacement=True, generator=draw).view(groups, K)
+    R = (torch.rand(groups, K, M, generator=draw, dtype=torch.float64) < q[plans][..., None]).double()
+    score = torch.eye(3, dtype=torch.float64)[plans] - p                                   # grad log p of each plan [groups, K, 3]
+    mean, error = {}, {}
+    for std in (False, True):
+        estimate = (grpo.decomposer_advantages(grpo.plan_scores(R), std)[..., None] * score).mean(1)        # [groups, 3]
+        mean[std], error[std] = estimate.mean(0), estimate.std(0) / groups**0.5
+    assert ((mean[False] - (K - 1) / K * true).abs() < 4 * error[False]).all()             # within Monte Carlo error
+    assert ((mean[False] - true).abs() > 20 * error[False]).any()                          # and by the factor, not without it
+    aside = mean[True] - (mean[True] @ true) / (true @ true) * true                        # what no factor explains
+    assert (aside.abs() > 10 * error[True]).any()
