@@ -1,7 +1,11 @@
 """Every task scores 1 where it is fulfilled, and 0 where it is only just not: WebArena-Lite-v2's 154, where its file is
-there, and always a small file with each of its constructs."""
+there, and always a small file with each of its constructs.
+
+Of a page task of the 154 one near miss is played; JHIMA_GOLD=all plays every one (600 cases, 3 minutes on two cores).
+"""
 import asyncio
 import json
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -79,7 +83,10 @@ def scored(loop, browser):
 
     async def all_of(task: Task, url: str):
         slots, judge = asyncio.Semaphore(TOGETHER), Judge(f"{url}/v1", "j", None)
-        return await asyncio.gather(*(one(task, case, judge, slots) for case in cases(task, sites_at("http://h"))))
+        return await asyncio.gather(*(one(task, case, judge, slots) for case in limit(list(cases(task, sites_at("http://h"))))))
+
+    def limit(all_cases: list[Case]) -> list[Case]:
+        return all_cases[:run.most] if run.most else all_cases
 
     with Site({CHAT: judge_says}) as server:
         def run(task: Task) -> list[tuple[str, int]]:
@@ -88,6 +95,7 @@ def scored(loop, browser):
             judge = Judge(f"{server.url}/v1", "j", None)
             return [(case.what, score_answer(task.eval, case.answer, judge, case.url).reward)
                     for case in cases(task, URLS)]
+        run.most = None
         yield run
 
 
@@ -124,6 +132,7 @@ def lite_v2() -> list[Task]:
 @pytest.mark.skipif(not lite_v2(), reason="no webarena_lite_v2.raw.json in data/ or $JHIMA_DATA")
 def test_all_154_tasks_of_webarena_lite_v2_pass_and_just_fail(scored, monkeypatch):
     monkeypatch.setattr("jhima.rewards.QUIET", 0.05)
+    monkeypatch.setattr(scored, "most", None if os.environ.get("JHIMA_GOLD") == "all" else 2)
     counts = [check(task, scored) for task in lite_v2()]
     assert len(counts) == 154
     print(f"{sum(counts)} cases of {len(counts)} tasks")
