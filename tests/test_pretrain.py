@@ -14,7 +14,7 @@ from jhima.actions import parse
 from jhima.pocket.generate import task_list
 from jhima.pocket.lessons import EARLY, LATE, lesson, names_of, read_pages
 from jhima.pocket.pages import collect
-from jhima.pocket.pretrain import Lessons, log_probs, rate
+from jhima.pocket.pretrain import SCRAMBLED_SHARE, Lessons, log_probs, rate
 from jhima.policy import Sample, load_policy
 from jhima.prompts import Prompt, read_plan
 from jhima.vision import decode
@@ -88,7 +88,7 @@ def test_a_batch_is_made_from_its_number_and_scored_as_the_policy_scores_it(page
         found = log_probs(policy, pixels, batch)
 
         rng = random.Random("0/7")                                   # the oracle: the same lessons, one sample at a time
-        chosen = rng.choices(pages, k=2)
+        chosen = [pages[rng.choice(data.kinds[rng.random() < SCRAMBLED_SHARE])] for _ in range(2)]
         from jhima.pocket.lessons import lessons
         samples = [Sample(policy.prompt_ids(Prompt("", user, b"")), page.image.read_bytes(), policy.response_ids(reply))
                    for page in chosen for user, reply in lessons(page, names, rng, early=False)]

@@ -92,7 +92,15 @@ def template(site: str, intent: str, values: list[dict], start: str = "", held_o
 
 
 def step(title: str, goal: str, *moves: Move) -> Subtask:
-    return Subtask(title, goal, moves)
+    """One line of a plan. A title that does not name all it takes is followed by what it takes, in order: a plan is
+    for an actor that does not know the site.
+
+    >>> step("Open Mug", "The page of the Mug is shown", Click("Kitchen"), Click("Mug")).title
+    'Open Mug: Kitchen, Mug'
+    """
+    parts = [f"{move.text} in {move.label}" if isinstance(move, Write) else move.label
+             for move in moves if isinstance(move, (Click, Write))]
+    return Subtask(title if all(part in title for part in parts) else f"{title}: {', '.join(parts)}", goal, moves)
 
 
 # ---- `eval` entries, in WebArena-Lite-v2's schema ----

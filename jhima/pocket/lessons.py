@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -31,8 +32,8 @@ from .model import PROMPTS
 
 # Lessons of each kind about a picture: while the model learns to read at all, and after that.
 EARLY = {"read": 1, "point": 1, "value": 1, "click": 3, "write": 1, "plan": 1}
-LATE = {"read": 0.25, "point": 1, "value": 1, "click": 2, "follow": 3, "write": 2, "answer": 1, "plan": 2}
-HELD_OUT = 10                                # one page address in ten is for evaluation
+LATE = {"read": 0.4, "point": 1, "value": 1, "click": 3, "follow": 3, "write": 2, "answer": 1, "plan": 2}
+HELD_OUT = 10                                # one page address in ten is for evaluation (see read_pages)
 VERBS = ("Open {}", "Go to {}", "Choose {}", "Set {}", "Show {}", "Sort by {}", "{} it")
 
 
@@ -59,14 +60,34 @@ class Names:
 
 
 def read_pages(folder: Path) -> list[Page]:
-    """The pages that pages.py collected. Held out: all pictures of one address in ten (query and state aside)."""
-    pages = []
-    for line in (folder / "pages.jsonl").read_text("utf-8").splitlines():
-        row = json.loads(line)
-        address = row["title"].split(" - ")[-1] + row["url"].split("?")[0].split("/", 3)[-1]
-        held_out = not row["scrambled"] and crc32(address.encode()) % HELD_OUT == 0
-        pages.append(Page(folder / "images" / row["image"], row["rows"], row["elements"], row["scrambled"], held_out))
-    return pages
+    """The pages that pages.py collected.
+
+    Held out: all pictures of one address in ten, among kinds of page with eight addresses or more. So what is held out
+    is a page never seen of a kind that was: product pages but this one, not the only settings page.
+    """
+    rows = [json.loads(line) for line in (folder / "pages.jsonl").read_text("utf-8").splitlines()]
+    kinds: dict[tuple[str, ...], set[str]] = defaultdict(set)
+    for row in rows:
+        if not row["scrambled"]:
+            kinds[kind_of(*address(row))].add(address(row)[1].strip("/"))
+    return [Page(folder / "images" / row["image"], row["rows"], row["elements"], row["scrambled"],
+                 not row["scrambled"] and len(kinds[kind_of(*address(row))]) >= 8
+                 and crc32("".join(address(row)).encode()) % HELD_OUT == 0) for row in rows]
+
+
+def address(row: dict) -> tuple[str, str]:
+    """A page's site and path, without its query."""
+    return row["title"].split(" - ")[-1], row["url"].split("?")[0].split("/", 3)[-1]
+
+
+def kind_of(site: str, path: str) -> tuple[str, ...]:
+    """An address without its last part and its numbers.
+
+    >>> kind_of("Shop", "review/product/list/id/24/")
+    ('Shop', 'review', 'product', 'list', 'id', '*')
+    """
+    *parts, _ = path.strip("/").split("/")
+    return (site, *("*" if any(c.isdigit() for c in part) else part for part in parts), "*")
 
 
 def names_of(pages: list[Page]) -> Names:
@@ -118,8 +139,8 @@ def lesson(page: Page, kind: str, names: Names, rng: random.Random) -> tuple[str
     if kind == "value" and pairs:
         caption, value = rng.choice(pairs)
         return f"Read {caption}", value
-    if kind == "click" and buttons:
-        e = rng.choice(buttons)
+    if kind == "click" and buttons + fields:
+        e = rng.choice(buttons + fields)
         return PROMPTS.actor(f"Click {e['label']}", [f"Click {e['label']}"], [], b"").user, _click(e)
     if kind == "follow" and buttons:
         e = rng.choice(buttons)

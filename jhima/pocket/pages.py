@@ -38,20 +38,27 @@ ROWS = """() => [...document.querySelectorAll('header .home, h1, .row:not(.colum
   .filter(r => r.text && r.y > 0 && r.y < innerHeight)"""
 
 # Puts words of the list in place of every text of the page but the site's name, and in every text field; a word that
-# a row has no room for gives way to the next.
+# a row has no room for gives way to the next. `unscramble()` puts all back.
 SCRAMBLE = """words => {
   let next = 0;
+  const undo = [];
   const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), found = [];
   while (texts.nextNode())
     if (texts.currentNode.data.trim() && !texts.currentNode.parentElement.closest('header, textarea')) found.push(texts.currentNode);
   for (const node of found) {
-    const row = node.parentElement.closest('.row, .option, h1') || document.body;
+    const row = node.parentElement.closest('.row, .option, h1') || document.body, text = node.data;
+    undo.push(() => { node.data = text; });
     for (let tries = 0; tries < 8; tries++) {
       node.data = words[next++ % words.length];
       if (row.scrollWidth <= row.clientWidth) break;
     }
   }
-  for (const e of document.querySelectorAll('input[type=text], textarea')) e.value = words[next++ % words.length].slice(0, 12);
+  for (const e of document.querySelectorAll('input[type=text], textarea')) {
+    const value = e.value;
+    undo.push(() => { e.value = value; });
+    e.value = words[next++ % words.length].slice(0, 12);
+  }
+  window.unscramble = () => undo.forEach(f => f());
   document.querySelector('h1')?.style.setProperty('--hue', next * 105 % 360);
 }"""
 
@@ -91,9 +98,10 @@ async def collect(out: Path, count: int, concurrency: int, seed: int) -> None:
                     action = choose_action(await elements(session), session, choose, walk)
                     if page:
                         walk.words |= {row["text"] for row in page["rows"] if len(row["text"]) <= 20}
-                    if page and choose.random() < 0.6:      # what is chosen before the scrambling is done after it
+                    if page and choose.random() < 0.6:
                         await session.page.evaluate(SCRAMBLE, choose.sample(sorted(walk.words), min(200, len(walk.words))))
                         keep(await snapshot(session, walk, scrambled=True))
+                        await session.page.evaluate("unscramble()")
                     if len(known) >= count or not action:
                         return
                     for step in action:

@@ -30,6 +30,7 @@ from .model import PROMPTS, VIEWPORT
 
 GRID = (VIEWPORT // PATCH, VIEWPORT // PATCH)        # patches of a picture
 TOKENS = (VIEWPORT // FACTOR) ** 2
+SCRAMBLED_SHARE = 0.4                                # of a batch's pictures
 EARLY_SHARE = 0.35                                   # of all steps: reading before following
 
 
@@ -53,6 +54,8 @@ class Lessons:
 
     def __init__(self, policy: Policy, pages: list[Page], names: Names, size: int, steps: int, seed: int) -> None:
         self.pages, self.names, self.size, self.steps, self.seed = pages, names, size, steps, seed
+        self.kinds = [[n for n, page in enumerate(pages) if page.scrambled == scrambled] or range(len(pages))
+                      for scrambled in (False, True)]
         self.image_pad = policy.image_pad
         # Tokenising is most of the work, and the same texts come again and again.
         self.prompt = lru_cache(1 << 16)(lambda user: expand(policy.prompt_ids(Prompt("", user, b"")), self.image_pad, TOKENS))
@@ -63,7 +66,7 @@ class Lessons:
 
     def __getitem__(self, number: int) -> Batch:
         rng = random.Random(f"{self.seed}/{number}")
-        pictures = rng.choices(range(len(self.pages)), k=self.size)
+        pictures = [rng.choice(self.kinds[rng.random() < SCRAMBLED_SHARE]) for _ in range(self.size)]
         owner, rows, where, targets = [], [], [], []
         for at, picture in enumerate(pictures):
             for user, text in lessons(self.pages[picture], self.names, rng, number < EARLY_SHARE * self.steps):
@@ -119,12 +122,13 @@ def rate(done: int, steps: int, lr: float) -> float:
 def pretrain(folder: Path, model: Path, out: Path, steps: int, size: int, lr: float, seed: int, workers: int) -> None:
     """Trains `model` on the pages of `folder` and writes it to `out` in bf16, with its grounding accuracy.
 
-    Resumes from out/resume.pt, saved twenty times a run: a step's batch depends on its number alone.
+    Resumes from out/resume.pt, saved fifteen times a run: a step's batch depends on its number alone.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     policy = load_policy(model, device, torch.float32, tune_vision=True).train()
     pages = read_pages(folder)
     seen, held_out = [p for p in pages if not p.held_out], [p for p in pages if p.held_out]
+    random.Random(seed).shuffle(held_out)
     real = [p for p in seen if not p.scrambled]
     with ThreadPoolExecutor() as pool:
         pixels = torch.stack(list(pool.map(lambda page: decode(page.image.read_bytes()), seen))).to(device)  # [N, H, W, 3]
@@ -156,7 +160,7 @@ def pretrain(folder: Path, model: Path, out: Path, steps: int, size: int, lr: fl
         if done % 100 == 0:
             row = {"step": done, "minutes": (time.monotonic() - began) / 60, "loss": loss.item(),
                    "samples/s": samples / (time.monotonic() - last)}
-            if done % max(100, steps // 2000 * 100) == 0:
+            if done % max(100, steps // 1500 * 100) == 0:
                 policy.eval()
                 row |= {"grounding": grounding(policy, held_out[:60]), "grounding_seen": grounding(policy, real[:60])}
                 policy.train()
