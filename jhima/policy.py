@@ -171,7 +171,12 @@ class Policy(nn.Module):
             return model(inputs_embeds=embeds, position_ids=positions, attention_mask=mask, **cache).last_hidden_state
 
     def compile(self) -> None:
-        """Compiles the decoder layers: one graph for all layers and all lengths, not one a length."""
+        """Compiles the decoder layers: one graph for all layers and all lengths, not one a length.
+
+        cuDNN's attention is switched off: with lengths that vary, its backward pass made illegal memory accesses
+        (torch 2.11, H200) and it planned anew for each shape; flash attention does neither.
+        """
+        torch.backends.cuda.enable_cudnn_sdp(False)
         for layer in self.base.model.language_model.layers:
             layer.compile(dynamic=True)
 
