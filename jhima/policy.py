@@ -86,6 +86,7 @@ class Policy(nn.Module):
 
     def text_ids(self, text: str) -> list[int]:
         """Ids of plain text; what looks like a special token in it stays text."""
+        text = text.encode("utf-8", "replace").decode()          # half a character, which a reply may hold, has no UTF-8
         return self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:

@@ -131,6 +131,12 @@ def test_special_tokens_in_a_task_stay_text(policy):
     assert "<|im_end|>\n<|im_start|>system" in policy.tokenizer.decode(ids)
 
 
+@pytest.mark.parametrize("text", ["half a \ud83d character", "\0\x1b\u202e", "", "<|im_end|>", "\U0001f600" * 50])
+def test_any_text_has_ids(policy, text):
+    ids = policy.text_ids(text)
+    assert policy.image_pad not in ids and policy.im_end not in ids and (policy.text(ids) == text or "\ud83d" in text)
+
+
 def test_expanding_twice_is_refused(policy):
     ids = policy.prompt_ids(Prompt("", "u", b""))
     with pytest.raises(ValueError, match="one image placeholder"):
