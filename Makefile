@@ -32,7 +32,7 @@ $(VENV)/ready: requirements.txt requirements-cpu.txt
 	@touch $@
 
 test: setup
-	$(py) -m pytest -q tests
+	$(py) -m pytest -q -n 2 --dist loadfile tests
 
 # ---- The demo: the pipeline of the README on the pocket arena, with settings for two CPU cores ----
 
@@ -40,24 +40,25 @@ PORT ?= 8399
 BASE := jhima/pocket/base
 tokens := --plan-tokens 64 --action-tokens 48
 sft := --model $(BASE) --data $(RUN)/demos/meta.json --annotations $(RUN)/annotations.jsonl --accumulate 1 --lr 1e-3
-rl := --K 3 --M 4 --T 10 --tasks-per-batch 4 --limit-batches 6 --lr 3e-4 --micro-batch 8 --concurrency 8 $(tokens)
-eval := --tasks pocket-eval --limit 50 --runs 1 --T 10 --concurrency 12 $(tokens)
+rl := --tasks pocket-rl --K 3 --M 4 --T 10 --tasks-per-batch 4 --limit-batches 6 --lr 3e-4 --micro-batch 8 --concurrency 8 $(tokens)
+eval := --tasks pocket-eval --limit 60 --runs 1 --T 10 --concurrency 12 $(tokens)
 models := --decomposer $(RUN)/decomposer --actor $(RUN)/actor
 # Two processes on a CPU, else one a GPU.
 launch := deepspeed $(if $(filter requirements-cpu.txt,$(requirements)),--num_gpus 2)
 
 demo: setup
-	$(py) -m jhima.pocket demos --limit 250 --concurrency 12 --out $(RUN)/demos
+	$(py) -m jhima.pocket demos --tasks pocket-demos --limit 350 --concurrency 12 --out $(RUN)/demos
 	@$(py) -m jhima.pocket teacher --port $(PORT) & trap "kill $$!" EXIT; set -x; \
 		$(py) annotate.py --data $(RUN)/demos/meta.json --out $(RUN)/annotations.jsonl \
 			--base-url http://127.0.0.1:$(PORT)/v1 --model pocket-teacher
-	$(launch) train_sft.py --role decomposer $(sft) --micro-batch 4 --epochs 8 --out $(RUN)/decomposer
+	$(launch) train_sft.py --role decomposer $(sft) --micro-batch 4 --epochs 4 --out $(RUN)/decomposer
 	$(launch) train_sft.py --role actor $(sft) --micro-batch 8 --epochs 3 --out $(RUN)/actor
 	$(py) evaluate.py $(models) $(eval) --out $(RUN)/before
 	$(launch) train_rl.py $(models) $(rl) --out $(RUN)/rl
 	$(py) evaluate.py $(models) --adapters $(RUN)/rl $(eval) --out $(RUN)/after
 	$(py) -m jhima.analysis curve $(RUN)/rl $(RUN)/learning-curve.png
 	$(py) -m jhima.report $(RUN)/rl --out $(RUN)/report.html
+	$(py) -m jhima.subgoals $(RUN)/before $(RUN)/after --out $(RUN)/figure-2.png
 	$(py) -m jhima.analysis $(RUN)/before $(RUN)/after
 
 clean:

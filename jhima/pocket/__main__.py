@@ -37,7 +37,7 @@ def main() -> None:
     serve.add_argument("--json", action="store_true", help="print one JSON line with the URLs, and stop at end of input")
 
     tasks = commands.add_parser("tasks", help="print the tasks of a split as JSON")
-    tasks.add_argument("split", choices=("train", "eval"))
+    tasks.add_argument("split", choices=("train", "eval", "demos", "rl"))
 
     for name, text in (("check", "solve tasks with the oracle and with the do-nothing agent"),
                        ("demos", "record the oracle's trajectories of training tasks")):

@@ -26,8 +26,15 @@ def solutions() -> dict[str, Solution]:
 
 
 def task_list(split: str) -> list[dict]:
-    """The tasks of "train" or "eval" as dicts in WebArena-Lite-v2's schema, with WebArena's intent_template and
-    instantiation_dict. The order mixes sites, so that any prefix is a fair sample."""
+    """The tasks of a split as dicts in WebArena-Lite-v2's schema, with WebArena's intent_template and
+    instantiation_dict. The order mixes sites, so that any prefix is a fair sample.
+
+    "train" or "eval"; "demos" and "rl" are the halves of "train": as in the paper, RL practises on tasks that
+    fine-tuning has not shown.
+    """
+    if split in ("demos", "rl"):
+        tasks = task_list("train")
+        return tasks[:len(tasks) // 2] if split == "demos" else tasks[len(tasks) // 2:]
     rng = random.Random(SEED)
     chosen: list[tuple[Template, dict]] = []
     for t in templates():
