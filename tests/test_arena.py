@@ -165,7 +165,8 @@ def test_a_dead_replica_is_left_for_another(play, capsys):
 
     (done,) = play.run(2, (ENDS_AT, die))
     assert done.reward == 1 and done.retries == 1 and play.env.failures == {"site": 1}, done
-    assert "is not healthy: shopping: " in (told := capsys.readouterr().err) and "environment: site 1" in told
+    # Whether the dead one is asked again before the end, and so told of as not healthy, is a matter of timing.
+    assert "environment: site 1" in capsys.readouterr().err
 
 
 def test_posts_that_reddit_rations_are_no_zero(world, loop, browser):

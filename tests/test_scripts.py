@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 import time
@@ -15,7 +16,10 @@ TIMEOUT = 300
 
 
 def run(*command: object, check: bool = True, **more) -> subprocess.CompletedProcess:
-    done = subprocess.run([sys.executable, *map(str, command)], cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT, **more)
+    # A test of this process may have been a rank of its own: what that left in the environment is not for children.
+    env = {k: v for k, v in os.environ.items() if not k.startswith("MASTER_") and k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+    done = subprocess.run([sys.executable, *map(str, command)], cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT, env=env,
+                          **more)
     assert not check or done.returncode == 0, done.stderr[-4000:]
     return done
 

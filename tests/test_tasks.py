@@ -126,10 +126,12 @@ def test_the_pocket_lists_go_through_the_same_checks():
     assert train[0].id.startswith("pocket-train-") and evaluation[0].id.startswith("pocket-eval-")
     assert not {task.intent for task in train} & {task.intent for task in evaluation}
     assert all(task.template for task in train)
+    assert load_tasks("pocket-demos") + load_tasks("pocket-rl") == train
 
 
 def test_names_that_are_no_file(tmp_path):
-    with pytest.raises(ValueError, match="no such file; the names are pocket, pocket-eval, webarena-train, webarena-lite-v2"):
+    with pytest.raises(ValueError, match="no such file; the names are pocket, pocket-demos, pocket-rl, pocket-eval, "
+                                         "webarena-train, webarena-lite-v2"):
         load_tasks(tmp_path / "none.json")
     with pytest.raises(ValueError, match="cannot be read"):
         load_tasks(tmp_path)
