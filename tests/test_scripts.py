@@ -15,11 +15,14 @@ INTENTS = ("Show me the page of the Zoo.", "Show me the page of the Bank.", "Sav
 TIMEOUT = 300
 
 
+def environ() -> dict[str, str]:
+    """What children see: a test of this process may have been a rank of its own, and left its launcher's variables."""
+    return {k: v for k, v in os.environ.items() if not k.startswith("MASTER_") and k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+
+
 def run(*command: object, check: bool = True, **more) -> subprocess.CompletedProcess:
-    # A test of this process may have been a rank of its own: what that left in the environment is not for children.
-    env = {k: v for k, v in os.environ.items() if not k.startswith("MASTER_") and k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
-    done = subprocess.run([sys.executable, *map(str, command)], cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT, env=env,
-                          **more)
+    done = subprocess.run([sys.executable, *map(str, command)], cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT,
+                          env=environ(), **more)
     assert not check or done.returncode == 0, done.stderr[-4000:]
     return done
 
@@ -37,7 +40,7 @@ def sft(tmp_path_factory):
     run("-m", "jhima.pocket", "demos", "--tasks", out / "tasks.json", "--out", out / "demos")
     with serve_teacher() as url:
         run("annotate.py", "--data", out / "demos/meta.json", "--out", out / "annotations.jsonl", "--base-url", url, "--model", MODEL)
-    for role, micro, epochs, lr in (("decomposer", 3, 20, 1e-3), ("actor", 5, 7, 1e-3)):
+    for role, micro, epochs, lr in (("decomposer", 3, 20, 1e-3), ("actor", 5, 3, 1e-3)):
         run("train_sft.py", "--role", role, "--data", out / "demos/meta.json", "--annotations", out / "annotations.jsonl",
             "--model", "jhima/pocket/base", "--out", out / role, "--micro-batch", micro, "--accumulate", 1, "--epochs", epochs,
             "--lr", lr)
@@ -99,7 +102,7 @@ def test_both_models_beat_their_untrained_selves_in_the_sampler(sft, role):
 def test_joint_rl_raises_the_reward_and_resumes(sft):
     """Five batches of 30 episodes in a real browser. The run is killed once on the way and goes on where it was."""
     command = [sys.executable, *map(str, rl(sft, "--epochs", 5))]
-    killed = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    killed = subprocess.Popen(command, cwd=ROOT, env=environ(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while len(list((sft / "rl/rollouts").glob("000001/*/*/episode.json"))) < 5 and time.monotonic() < deadline:
         time.sleep(0.2)
