@@ -100,8 +100,8 @@ def test_both_models_beat_their_untrained_selves_in_the_sampler(sft, role):
 
 
 def test_joint_rl_raises_the_reward_and_resumes(sft):
-    """Five batches of 30 episodes in a real browser. The run is killed once on the way and goes on where it was."""
-    command = [sys.executable, *map(str, rl(sft, "--epochs", 5))]
+    """Seven batches of 30 episodes in a real browser. The run is killed once on the way and goes on where it was."""
+    command = [sys.executable, *map(str, rl(sft, "--epochs", 7))]
     killed = subprocess.Popen(command, cwd=ROOT, env=environ(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while len(list((sft / "rl/rollouts").glob("000001/*/*/episode.json"))) < 5 and time.monotonic() < deadline:
@@ -111,16 +111,16 @@ def test_joint_rl_raises_the_reward_and_resumes(sft):
     finished = {path: path.stat().st_mtime_ns for path in (sft / "rl/rollouts").glob("*/*/*/episode.json")}
     assert len(finished) >= 35 and len(metrics(sft / "rl")) == 2
 
-    run(*rl(sft, "--epochs", 5))
+    run(*rl(sft, "--epochs", 7))
     rows = metrics(sft / "rl")
-    assert [(row["batch"], row["pass"]) for row in rows] == [(b, p) for b in range(5) for p in range(2)]
+    assert [(row["batch"], row["pass"]) for row in rows] == [(b, p) for b in range(7) for p in range(2)]
     assert all(path.stat().st_mtime_ns == when for path, when in finished.items())          # no episode played twice
     rewards = [row["reward"] for row in rows if row["pass"] == 0]
     assert sum(rewards[-2:]) / 2 > sum(rewards[:2]) / 2 + 0.1, rewards
     assert max(row["actor/sampler_gap"] for row in rows) < 1e-4                 # trained on what was sampled
     assert all(row["actor/clip_low"] == row["actor/clip_high"] == 0 for row in rows if row["pass"] == 0)
-    again = run(*rl(sft, "--epochs", 5))
-    assert "resuming at batch 5" in again.stdout and metrics(sft / "rl") == rows
+    again = run(*rl(sft, "--epochs", 7))
+    assert "resuming at batch 7" in again.stdout and metrics(sft / "rl") == rows
 
 
 def test_evaluation_report_and_table(sft):
