@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import io
+import multiprocessing
 import os
 import sys
 from pathlib import Path
@@ -19,6 +20,18 @@ from stubs import browser, loop, world
 
 torch.set_num_threads(1)
 __all__ = ["browser", "loop", "world"]      # fixtures for all files
+
+
+def start_process(target, *args: object) -> multiprocessing.Process:
+    """target(*args) in a process of its own, from a server that has imported the scripts already.
+
+    Not forked from this process: its threads (autograd's, a browser's) are not in a child, which would wait for them.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["annotate", "train_sft", "rl_faults"])
+    process = context.Process(target=target, args=args)
+    process.start()
+    return process
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import random
 import signal
@@ -16,6 +15,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from conftest import start_process
 from scalecua import demonstrations
 
 import annotate
@@ -180,13 +180,6 @@ def run(meta, out, url: str, *more: object) -> None:
     annotate.main()
 
 
-def fork(*args) -> multiprocessing.Process:
-    """`run` in a process of its own, to be killed."""
-    process = multiprocessing.get_context("fork").Process(target=run, args=args)
-    process.start()
-    return process
-
-
 def rows(out) -> dict[str, dict]:
     """The lines of an output by trajectory, each of which must stand there once."""
     lines = [json.loads(line) for line in out.read_text().splitlines()]
@@ -223,7 +216,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_file(meta, tmp_path):
         run(meta, quiet, server.url)
         server.chance, rng = 0.3, random.Random(1)
         for number in range(kills):
-            process = fork(meta, killed, server.url, "--concurrency", 2)
+            process = start_process(run, meta, killed, server.url, "--concurrency", 2)
             time.sleep(rng.uniform(0.05, 0.35))
             os.kill(process.pid, signal.SIGKILL)
             process.join()
@@ -242,7 +235,7 @@ def test_batches(meta, tmp_path, monkeypatch):
     with teacher() as server:
         server.bad, server.refused = {"Open page 3": 1, "Open page 4": 2}, {"Open page 5"}
         for pause in (0.15, 0.3):
-            process = fork(meta, out, server.url, "--batch", "--poll", 0.05)
+            process = start_process(run, meta, out, server.url, "--batch", "--poll", 0.05)
             time.sleep(pause)
             os.kill(process.pid, signal.SIGKILL)
             process.join()

@@ -5,12 +5,12 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import random
 import signal
 import time
 
+from conftest import start_process
 from rl_faults import TASK, run_script
 
 KILLS = int(os.environ.get("KILLS", 1))
@@ -22,11 +22,7 @@ def start(checkpoint, out, tasks):
     flags = [*"--K 2 --M 3 --T 2 --plan-tokens 6 --action-tokens 6 --micro-batch 4 --lora-rank 4 --lora-alpha 8 --lr 1e-3 "
              "--sampler-batch 1 --keep 99 --tasks-per-batch 1".split(), "--epochs", str(BATCHES),
              "--decomposer", str(checkpoint), "--actor", str(checkpoint), "--tasks", str(tasks), "--out", str(out)]
-    processes = multiprocessing.get_context("forkserver")          # imports once, not once a run
-    processes.set_forkserver_preload(["rl_faults"])
-    process = processes.Process(target=run_script, args=(flags,))
-    process.start()
-    return process
+    return start_process(run_script, flags)
 
 
 def files(out) -> int:

@@ -1,4 +1,4 @@
-"""train_sft.py itself, in forked processes: killed and resumed, over one process and two, on data with broken samples."""
+"""train_sft.py itself, in processes of its own: killed and resumed, over one process and two, on data with broken samples."""
 from __future__ import annotations
 
 import json
@@ -10,7 +10,7 @@ import time
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, start_process
 from safetensors.torch import load_file
 from scalecua import demonstrations, sample, write_data, write_image
 
@@ -37,24 +37,22 @@ def data(tmp_path_factory):
     return folder / "meta.json", folder / "annotations.jsonl"
 
 
+def run(argv: list[str], rank: int, world: int, port: int, log: str) -> None:
+    """train_sft.py's main as one of `world` ranks; what it prints goes to `log`."""
+    sys.argv = argv
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1",
+                   "MASTER_PORT": str(port)}
+    os.chdir(ROOT)
+    with open(log, "a") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    train_sft.main()
+
+
 def start(data, checkpoint, out, *more: object, rank: int = 0, world: int = 1, port: int = 0) -> multiprocessing.Process:
-    """train_sft.py's main in a process of its own, forked: nothing is imported again."""
     argv = ["train_sft.py", "--data", data[0], "--annotations", data[1], "--model", checkpoint, "--out", out, "--lr", 1e-2,
             "--eval-share", 0.25, "--epochs", 2, *more]
-
-    def main() -> None:
-        sys.argv = list(map(str, argv))
-        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1",
-                       "MASTER_PORT": str(port or free_port())}
-        os.chdir(ROOT)
-        with open(out.with_suffix(f".{rank}.log"), "a") as log:
-            os.dup2(log.fileno(), 1)
-            os.dup2(log.fileno(), 2)
-        train_sft.main()
-
-    process = multiprocessing.get_context("fork").Process(target=main)
-    process.start()
-    return process
+    return start_process(run, list(map(str, argv)), rank, world, port or free_port(), str(out.with_suffix(f".{rank}.log")))
 
 
 def finish(*processes: multiprocessing.Process) -> None:
