@@ -27,9 +27,10 @@ from tqdm import tqdm
 
 from jhima import analysis
 from jhima.agents import AGENTS, GROUNDERS, Baseline, failing, planner_grounder
+from jhima.api import ApiSampler
 from jhima.chat import ModelFailure, load_chat
 from jhima.policy import check_checkpoint, default_dtype, load_policy
-from jhima.prompts import Prompts
+from jhima.prompts import Prompts, load_prompts
 from jhima.records import read_groups, write_planned
 from jhima.rollout import Agents, Environment, Sampling, rollout, seed_of
 from jhima.runs import add_site_arguments, check_environment, environment, same_run
@@ -40,8 +41,8 @@ from jhima.tasks import NAMES, Task, load_tasks
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--decomposer", default="checkpoints/decomposer", help="checkpoint (default: %(default)s)")
-    add("--actor", default="checkpoints/actor", help="checkpoint (default: %(default)s)")
+    add("--decomposer", default="checkpoints/decomposer", help="checkpoint, or URL#MODEL (default: %(default)s)")
+    add("--actor", default="checkpoints/actor", help="checkpoint, or URL#MODEL (default: %(default)s)")
     add("--adapters", type=Path, help="run directory of train_rl.py whose adapters to add (default: none)")
     add("--no-plan", action="store_true", help="an actor alone, without subtasks")
     add("--tasks", default="pocket-eval", help=f"a WebArena task file, or: {', '.join(NAMES)} (default: %(default)s)")
@@ -94,7 +95,8 @@ def main() -> None:
         if args.agent == "planner-grounder" and not args.grounder_model:
             raise ValueError("--agent planner-grounder needs --grounder-model, and perhaps --grounder-url")
         for role in roles:
-            check_checkpoint(getattr(args, role), f"deepspeed train_sft.py --role {role}")
+            if "#" not in getattr(args, role):
+                check_checkpoint(getattr(args, role), f"deepspeed train_sft.py --role {role}")
         adapters = {role: args.adapters / role for role in roles if args.adapters and (args.adapters / role).is_dir()}
         if args.adapters and not adapters:
             raise ValueError(f"{args.adapters}: holds no adapters; expected a finished run of train_rl.py")
@@ -124,14 +126,17 @@ def main() -> None:
 
 
 def load_agents(args: argparse.Namespace, adapters: dict[str, Path]) -> Agents:
+    """Decomposer and actor, each a checkpoint or, as URL#MODEL, behind an OpenAI-compatible API."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    roles = ("actor",) if args.no_plan else ("decomposer", "actor")
-    policies = {role: load_policy(getattr(args, role), device, default_dtype(device), adapter=adapters.get(role),
-                                  prompts=args.prompt).eval() for role in roles}
-    samplers = {role: LocalSampler(policy) for role, policy in policies.items()}
-    actor_prompts = policies["actor"].prompts
-    return Agents(samplers.get("decomposer"), samplers["actor"],
-                  policies["decomposer"].prompts if "decomposer" in policies else actor_prompts, actor_prompts)
+    samplers, prompts = {}, {}
+    for role in ("actor",) if args.no_plan else ("decomposer", "actor"):
+        source = getattr(args, role)
+        if "#" in source:
+            samplers[role], prompts[role] = ApiSampler(*source.rsplit("#", 1)), load_prompts(None, args.prompt)
+        else:
+            policy = load_policy(source, device, default_dtype(device), adapter=adapters.get(role), prompts=args.prompt).eval()
+            samplers[role], prompts[role] = LocalSampler(policy), policy.prompts
+    return Agents(samplers.get("decomposer"), samplers["actor"], prompts.get("decomposer", prompts["actor"]), prompts["actor"])
 
 
 def load_baseline(args: argparse.Namespace) -> Agents:
