@@ -67,12 +67,12 @@ def read_pages(folder: Path) -> list[Page]:
     """
     rows = [json.loads(line) for line in (folder / "pages.jsonl").read_text("utf-8").splitlines()]
     kinds: dict[tuple[str, ...], set[str]] = defaultdict(set)
-    for row in rows:
-        if not row["scrambled"]:
-            kinds[kind_of(*address(row))].add(address(row)[1].strip("/"))
+    for site, path in (address(row) for row in rows if not row["scrambled"]):
+        kinds[kind_of(site, path)].add(path.strip("/"))
+    held_out = {(site, path) for site, path in map(address, rows)
+                if len(kinds[kind_of(site, path)]) >= 8 and crc32(f"{site}{path}".encode()) % HELD_OUT == 0}
     return [Page(folder / "images" / row["image"], row["rows"], row["elements"], row["scrambled"],
-                 not row["scrambled"] and len(kinds[kind_of(*address(row))]) >= 8
-                 and crc32("".join(address(row)).encode()) % HELD_OUT == 0) for row in rows]
+                 not row["scrambled"] and address(row) in held_out) for row in rows]
 
 
 def address(row: dict) -> tuple[str, str]:
@@ -95,10 +95,10 @@ def names_of(pages: list[Page]) -> Names:
     tasks = []
     texts = {"1", "2"}
     for task in task_list("train"):
-        titles = tuple(g.title for g in solutions()[task["intent"]].plan)
+        plan = solutions()[task["intent"]].plan
         values = tuple(sorted((str(v) for v in task["instantiation_dict"].values() if str(v) in task["intent"]), key=len, reverse=True))
-        tasks.append((task["intent"], titles, values))
-        texts |= {m.text for g in solutions()[task["intent"]].plan for m in g.moves if isinstance(m, Write)}
+        tasks.append((task["intent"], tuple(g.title for g in plan), values))
+        texts |= {m.text for g in plan for m in g.moves if isinstance(m, Write)}
     return Names(sorted(phrases), sorted(texts), tasks)
 
 

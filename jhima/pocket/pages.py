@@ -98,10 +98,10 @@ async def collect(out: Path, count: int, concurrency: int, seed: int) -> None:
                     action = choose_action(await elements(session), session, choose, walk)
                     if page:
                         walk.words |= {row["text"] for row in page["rows"] if len(row["text"]) <= 20}
-                    if page and choose.random() < 0.6:
-                        await session.page.evaluate(SCRAMBLE, choose.sample(sorted(walk.words), min(200, len(walk.words))))
-                        keep(await snapshot(session, walk, scrambled=True))
-                        await session.page.evaluate("unscramble()")
+                        if choose.random() < 0.6:
+                            await session.page.evaluate(SCRAMBLE, choose.sample(sorted(walk.words), min(200, len(walk.words))))
+                            keep(await snapshot(session, walk, scrambled=True))
+                            await session.page.evaluate("unscramble()")
                     if len(known) >= count or not action:
                         return
                     for step in action:
