@@ -123,11 +123,10 @@ class Handler(BaseHTTPRequestHandler):
             server.most = max(server.most, server.flying)
             fault = server.faults.pop(0) if server.faults else ""
             fault = server.random.choice(FAULTS) if not fault and server.random.random() < server.chance else fault
-        try:
-            self.answer(body, fault)
-        finally:
-            with server.lock:
-                server.flying -= 1
+        time.sleep(0.01)
+        with server.lock:
+            server.flying -= 1       # before a byte is sent: whoever has read a reply, or given it up, may ask again at once
+        self.answer(body, fault)
 
     def answer(self, body: dict, fault: str) -> None:
         if fault.isdigit():
@@ -150,7 +149,6 @@ class Handler(BaseHTTPRequestHandler):
             return None
         if fault in ("no json", "no reply", "empty"):
             return self.send(200, {"no json": b"<html>a proxy's page", "no reply": {"choices": []}, "empty": b""}[fault])
-        time.sleep(0.01)
         return self.send(*self.server.reply(body), cut=fault == "cut")
 
 

@@ -176,5 +176,5 @@ def test_a_page_that_never_falls_quiet_is_taken_as_it_is(play):
     async def scenario(session):
         began = time.monotonic()
         await at(session, 10, 40)
-        assert 0.9 < time.monotonic() - began < 3.0
+        assert 0.9 < time.monotonic() - began < 6.0        # a busy machine
     play(scenario, "/late")
