@@ -87,14 +87,14 @@ def inject(monkeypatch, rng: random.Random, period: int) -> dict[str, int]:
         if due("look"):
             kind = rng.choice(("browser", "stall", "500"))
             done[kind] += 1
-            if kind == "browser":
-                with suppress(PlaywrightError):                # another episode's fault may have killed it already
+            with suppress(PlaywrightError):                    # another episode's fault may have killed the browser already
+                if kind == "browser":
                     console = await session.context.browser.new_browser_cdp_session()
                     processes = (await console.send("SystemInfo.getProcessInfo"))["processInfo"]
                     os.kill(next(p["id"] for p in processes if p["type"] == "browser"), signal.SIGKILL)
-            else:
-                await session.context.route("**/*", never if kind == "stall" else broken)
-                await session.goto(session.page.url)
+                else:
+                    await session.context.route("**/*", never if kind == "stall" else broken)
+                    await session.goto(session.page.url)
         return await observe(session)
 
     async def never(_route):
