@@ -28,13 +28,15 @@ class Lease:
 
     urls: site -> base URL (the admin site's ends in /admin). headers: sent with every request of the browser and of
     the evaluators' REST helpers. accounts: site -> (user, password). viewport: (width, height) in CSS pixels.
-    by_header: sites whose headers are their login. changed: sites that the rollout may have changed so far.
+    by_header: sites whose headers are their login. signed_in: sites whose session the arena has opened itself.
+    changed: sites that the rollout may have changed so far.
     """
     urls: dict[str, str]
     headers: dict[str, str] = field(repr=False)
     accounts: dict[str, tuple[str, str]] = field(repr=False)
     viewport: tuple[int, int]
     by_header: frozenset[str] = frozenset()
+    signed_in: frozenset[str] = frozenset()
     changed: set[str] = field(default_factory=set)
 
 
@@ -66,10 +68,11 @@ class PocketArena:
             if self._server.returncode is not None:
                 await self._start()             # a dead server's worlds are gone; their episodes fail and are retried
         door = f"{self.urls['map']}/_pocket/worlds"
-        made = asyncio.ensure_future(self._ask("POST", door, {"full": self.full, "seed": self.seed}))
+        made = asyncio.ensure_future(self._ask("POST", door, {"full": self.full, "seed": self.seed, "signed_in": True}))
         try:
             world = (await asyncio.shield(made))["world"]
-            yield Lease(self.urls, {"X-Pocket-World": world}, ACCOUNTS, self.viewport)
+            # A form filled in by a browser costs as much as four steps of an episode, and here teaches nothing.
+            yield Lease(self.urls, {"X-Pocket-World": world}, ACCOUNTS, self.viewport, signed_in=frozenset(ACCOUNTS))
         finally:
             await asyncio.shield(self._drop(door, made))    # a cancelled rollout's too, even while it is being made
 

@@ -71,7 +71,7 @@ class Environment:
         async with (self._slots, self.arena.lease(task) as lease, asyncio.timeout(self.episode_deadline),
                     self.browsers.session(lease) as session):
             for site in task.sites:
-                if site in lease.accounts:
+                if site in lease.accounts and site not in lease.signed_in:
                     await log_in(session, lease, site)
             await session.goto(*fill(task.start_url, lease.urls).split(AND))
             yield lease, session

@@ -14,7 +14,7 @@ from jhima.actions import Action
 from jhima.arena import PocketArena
 from jhima.chromium import Browsers, find_chromium
 from jhima.failures import EnvironmentFailure
-from jhima.login import log_in
+from jhima.login import LOGIN_FORMS, log_in
 
 
 # ---- sessions and processes ----
@@ -136,9 +136,14 @@ def test_leases_are_separate_worlds_and_are_dropped_on_every_way_out():
 
 def test_log_in_works_on_each_site_and_a_failed_one_is_no_sample():
     async def enter(arena, browsers, site, account=None):
-        async with arena.lease() as lease, browsers.session(lease) as session:
-            await log_in(session, replace(lease, accounts={site: account or lease.accounts[site]}), site)
-            await session.goto(lease.urls[site])
+        async with arena.lease() as lease:
+            own = replace(lease, headers={})                   # no world of a rollout's: the one that a person browses
+            async with browsers.session(own) as session:
+                await log_in(session, replace(own, accounts={site: account or lease.accounts[site]}), site)
+                await session.goto(lease.urls[site])
+                assert not await session.page.locator("input[type=password]").count()
+        async with arena.lease() as lease, browsers.session(lease) as session:         # a rollout's needs no form
+            await session.goto(lease.urls[site] + LOGIN_FORMS[site].inside.format(user="me"))
             assert not await session.page.locator("input[type=password]").count()
 
     async def scenario():

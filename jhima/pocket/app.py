@@ -70,7 +70,7 @@ def make_app(full: bool = False, latency: float = 0.0) -> Flask:
             return jsonify(error=f"{MAX_WORLDS} worlds are open; are leases being returned?"), 503
         body = request.get_json(silent=True) or {}
         name = f"w{next(counter)}"
-        worlds[name] = World(bool(body.get("full", full)), int(body.get("seed", 0)))
+        worlds[name] = World(bool(body.get("full", full)), int(body.get("seed", 0)), bool(body.get("signed_in", False)))
         return jsonify(world=name), 201
 
     def drop_world(name: str) -> tuple[str, int]:
@@ -92,7 +92,7 @@ def app_file(name: str) -> Response:
 # ---- what the sites' route functions use ----
 
 def logged_in() -> bool:
-    return g.world.sessions.get(request.cookies.get(f"session_{g.site}", "")) == g.site
+    return g.world.signed_in or g.world.sessions.get(request.cookies.get(f"session_{g.site}", "")) == g.site
 
 
 def login_required(view: Callable) -> Callable:

@@ -26,9 +26,13 @@ ACCOUNTS = {
 
 @dataclass
 class World:
-    """The state of all five sites. `full` worlds have longer lists in an order shuffled by `seed`."""
+    """The state of all five sites. `full` worlds have longer lists in an order shuffled by `seed`.
+
+    A world that is made `signed_in` knows its visitor on every site; in others the visitor fills in the login forms.
+    """
     full: bool = False
     seed: int = 0
+    signed_in: bool = False
     store: store_data.Store = field(init=False)        # shopping and shopping_admin are two doors to one shop
     forum: reddit_data.Forum = field(init=False)
     forge: gitlab_data.Forge = field(init=False)
