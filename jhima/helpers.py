@@ -1,9 +1,11 @@
 """The functions that task files name as `func:...`, and the bounded requests and waits that scoring stands on.
 
 A call is parsed and looked up in a table; nothing is evaluated as Python. Names and meanings are those of WebArena and
-WebArena-Lite-v2 (their spelling too), with two differences: in the latter the evaluator cannot reach the names, so the
-13 tasks that use them never score; and a site that fails here is an EnvironmentFailure, where upstream makes it an
-empty string and so a reward of 0.
+WebArena-Lite-v2 (their spelling too), with three differences: in the latter the evaluator cannot reach the names, so the
+13 tasks that use them never score; a site that fails here is an EnvironmentFailure, where upstream makes it an empty
+string and so a reward of 0; and what is an object upstream, which no rule could read, is JSON text. No task can call
+what upstream's evaluators call themselves: its LLM judges, and shopping_get_auth_token, whose token would stand in the
+episode's report.
 """
 from __future__ import annotations
 
@@ -195,13 +197,13 @@ async def _rest(url: str, headers: dict[str, str], seconds: float, body: bytes |
 
 _ORDERED = """() => [...document.querySelectorAll('#my-orders-table tbody')].map(row => {
     const cell = name => row.querySelector('td.' + name);
+    const text = name => cell(name)?.innerText.trim() ?? '';
     const labels = [...(cell('name')?.querySelectorAll('dt') ?? [])];
     return {
-        name: (cell('name')?.querySelector('.product-item-name') ?? cell('name'))?.innerText.trim() ?? '',
-        sku: cell('sku')?.innerText.trim() ?? '',
-        quantity: cell('qty')?.innerText.match(/\\d+/)?.[0] ?? '0',
+        name: cell('name')?.querySelector('.product-item-name')?.innerText.trim() ?? text('name'),
         options: Object.fromEntries(
             labels.map(dt => [dt.innerText.trim(), dt.nextElementSibling?.innerText.trim() ?? ''])),
+        sku: text('sku'), price: text('price'), qty: text('qty').match(/\\d+/)?.[0] ?? '0', subtotal: text('subtotal'),
     };
 })"""
 
@@ -210,13 +212,18 @@ async def _ordered(page: Page, seconds: float) -> list[dict]:
     return await within(seconds, page.evaluate(_ORDERED), "reading an order")
 
 
+async def shopping_get_all_product_order(_lease: Lease, seconds: float, page: Page) -> str:
+    """A JSON list of what was ordered."""
+    return json.dumps(await _ordered(page, seconds), ensure_ascii=False)
+
+
 async def shopping_get_order_product_name_list(_lease: Lease, seconds: float, page: Page) -> str:
     return OR.join(item["name"] for item in await _ordered(page, seconds))
 
 
 async def shopping_get_order_product_quantity(_lease: Lease, seconds: float, page: Page, sku: str) -> str:
     """How many were ordered of the first product that is one of `sku`; "0" where none was."""
-    return next((item["quantity"] for item in await _ordered(page, seconds) if item["sku"] in sku.split(OR)), "0")
+    return next((item["qty"] for item in await _ordered(page, seconds) if item["sku"] in sku.split(OR)), "0")
 
 
 async def shopping_get_order_product_option(_lease: Lease, seconds: float, page: Page, sku: str, option: str) -> str:
@@ -271,26 +278,59 @@ async def reddit_get_post_url(lease: Lease, seconds: float, url: str) -> str:
     return f"{post[0]}/" if post else url
 
 
-# A post's page nests its comments: the newest of one user, and who wrote what it answers (at the top the post's author).
-_NEWEST_COMMENT = """name => {
-    const author = node => node?.querySelector('.fg-inherit')?.innerText.trim() ?? '';
-    const time = node => Date.parse(node.querySelector('time')?.dateTime ?? '') || 0;
-    const own = [...document.querySelectorAll('.comment')].filter(node => author(node) === name);
-    if (!own.length) return {content: '', parent: ''};
-    const newest = own.reduce((a, b) => time(b) > time(a) ? b : a);
-    return {content: newest.querySelector('.comment__content')?.innerText.trim() ?? '',
-            parent: author(newest.parentElement.closest('.comment') ?? document.querySelector('#main'))};
+# A post's page nests its comments in one another: `tree` is the post with all of them below it, `newest` the newest
+# comment of one user, `parent` what that answers, which is a comment or the post.
+_COMMENTS = """name => {
+    const said = (node, selector) => node.querySelector(selector)?.innerText.trim() ?? '';
+    const entry = (node, content) => ({username: said(node, '.fg-inherit'), content: said(node, content),
+        net_score: parseInt(said(node, '.vote__net-score')) || 0, time: node.querySelector('time')?.dateTime ?? ''});
+    const main = document.querySelector('#main') ?? document.body, made = new Map();
+    const tree = {...entry(main, '.submission__body'), children: []};
+    let newest = null, parent = null, last = -1;
+    for (const node of main.querySelectorAll('.comment')) {             // a comment comes before its answers
+        const above = made.get(node.parentElement.closest('.comment')) ?? tree;
+        const own = entry(node, '.comment__content'), time = Date.parse(own.time) || 0;
+        made.set(node, {...own, children: []});
+        above.children.push(made.get(node));
+        if (own.username === name && time > last) {
+            const {children, ...rest} = above;
+            [newest, parent, last] = [own, rest, time];
+        }
+    }
+    return {tree: JSON.stringify(tree), newest, parent};        // as text: it may nest deeper than Python likes
 }"""
+
+
+async def _comments(page: Page, seconds: float, username: str) -> dict:
+    return await within(seconds, page.evaluate(_COMMENTS, username), "reading comments")
+
+
+async def reddit_get_post_comment_tree(_lease: Lease, seconds: float, page: Page) -> str:
+    """The post as JSON: username, content, net_score, time and, in `children`, its comments with theirs."""
+    return (await _comments(page, seconds, ""))["tree"]
+
+
+async def reddit_get_latest_comment_obj_by_username(_lease: Lease, seconds: float, page: Page, username: str) -> str:
+    """A user's newest comment as JSON: username, content, net_score and time."""
+    newest = (await _comments(page, seconds, username))["newest"]
+    return json.dumps(newest, ensure_ascii=False) if newest else ""
 
 
 async def reddit_get_latest_comment_content_by_username(
         _lease: Lease, seconds: float, page: Page, username: str) -> str:
-    return (await within(seconds, page.evaluate(_NEWEST_COMMENT, username), "reading comments"))["content"]
+    return ((await _comments(page, seconds, username))["newest"] or {}).get("content", "")
+
+
+async def reddit_get_parent_comment_obj_of_latest_comment_by_username(
+        _lease: Lease, seconds: float, page: Page, username: str) -> str:
+    """What a user's newest comment answers, a comment or the post, as JSON."""
+    parent = (await _comments(page, seconds, username))["parent"]
+    return json.dumps(parent, ensure_ascii=False) if parent else ""
 
 
 async def reddit_get_parent_comment_username_of_latest_comment_by_username(
         _lease: Lease, seconds: float, page: Page, username: str) -> str:
-    return (await within(seconds, page.evaluate(_NEWEST_COMMENT, username), "reading comments"))["parent"]
+    return ((await _comments(page, seconds, username))["parent"] or {}).get("username", "")
 
 
 async def gitlab_get_project_memeber_role(lease: Lease, seconds: float, page: Page, account_name: str) -> str:
@@ -309,8 +349,9 @@ async def gitlab_get_project_memeber_role(lease: Lease, seconds: float, page: Pa
 HELPERS = {helper.__name__: helper for helper in (
     shopping_get_latest_order_url, shopping_get_sku_latest_review_author, shopping_get_sku_latest_review_rating,
     shopping_get_sku_latest_review_text, shopping_get_sku_latest_review_title, shopping_get_sku_product_page_url,
-    shopping_get_order_product_name_list, shopping_get_order_product_quantity, shopping_get_order_product_option,
-    shopping_get_product_attributes, shopping_get_product_price, shopping_get_num_reviews,
-    shopping_get_rating_as_percentage, get_query_text, get_query_text_lowercase,
-    reddit_get_post_url, reddit_get_latest_comment_content_by_username,
+    shopping_get_all_product_order, shopping_get_order_product_name_list, shopping_get_order_product_quantity,
+    shopping_get_order_product_option, shopping_get_product_attributes, shopping_get_product_price,
+    shopping_get_num_reviews, shopping_get_rating_as_percentage, get_query_text, get_query_text_lowercase,
+    reddit_get_post_url, reddit_get_post_comment_tree, reddit_get_latest_comment_obj_by_username,
+    reddit_get_latest_comment_content_by_username, reddit_get_parent_comment_obj_of_latest_comment_by_username,
     reddit_get_parent_comment_username_of_latest_comment_by_username, gitlab_get_project_memeber_role)}

@@ -7,7 +7,7 @@ import pytest
 from stubs import Site, html, lease_of
 
 from jhima.failures import EnvironmentFailure
-from jhima.helpers import call_helper
+from jhima.helpers import HELPERS, call_helper, parse_call
 
 ORDERS = ("/rest/V1/orders?searchCriteria[sortOrders][0][field]=created_at"
           "&searchCriteria[sortOrders][0][direction]=DESC&searchCriteria[pageSize]=1")
@@ -78,7 +78,8 @@ def test_gitlab_role_is_of_the_members_own_row(world):
 def test_helpers_that_read_an_order(world):
     world.pages["/order"] = """<table id=my-orders-table><thead><tr><td class="col sku">SKU</thead>
         <tbody><tr><td class="col name"><strong class="product name product-item-name">Mug</strong>
-            <dl><dt>Size<dd> Large<dt>Color<dd>Red</dl><td class="col sku">B07<td class="col qty">Ordered<b>12</b></tbody>
+            <dl><dt>Size<dd> Large<dt>Color<dd>Red</dl><td class="col sku">B07<td class="col price">$4
+            <td class="col qty">Ordered<b>12</b><td class="col subtotal">$48</tbody>
         <tbody><tr><td class="col name">Plate<td class="col sku">B08<td class="col qty">Ordered 1</tbody></table>"""
     order = "func:shopping_get_order_product_"
     verdict = world.score(html(
@@ -86,8 +87,12 @@ def test_helpers_that_read_an_order(world):
         ("last", order + "quantity(__page__, 'none |OR| B07')", {"required_values": ["== 12"]}),
         ("last", order + "quantity(__page__, 'none')", {"exact_match": "0"}),
         ("last", order + "option(__page__, 'B07', 'Color')", {"exact_match": "Red"}),
-        ("last", order + "option(__page__, 'B08', 'Color')", {"must_exclude": ["x"]})), end="/order")
-    assert [check.passed for check in verdict.checks] == [True] * 4 + [False], verdict
+        ("last", order + "option(__page__, 'B08', 'Color')", {"must_exclude": ["x"]}),
+        ("last", "func:shopping_get_all_product_order(__page__)", {"exact_match": json.dumps([
+            {"name": "Mug", "options": {"Size": "Large", "Color": "Red"}, "sku": "B07", "price": "$4", "qty": "12",
+             "subtotal": "$48"}, {"name": "Plate", "options": {}, "sku": "B08", "price": "", "qty": "1", "subtotal": ""}])})),
+        end="/order")
+    assert [check.passed for check in verdict.checks] == [True] * 4 + [False, True], verdict
     assert verdict.checks[0].reason == "found 'Mug |OR| Plate'"
 
 
@@ -110,13 +115,62 @@ def test_helpers_that_read_a_product(world):
 def test_helpers_that_read_comments(world):
     def comment(name: str, time_: str, content: str, below: str = "") -> str:
         return (f"<article class=comment><header><a class=fg-inherit>{name}</a><time datetime={time_}></time></header>"
-                f"<div class=comment__content>{content}</div>{below}</article>")
+                f"<div class=comment__content>{content}</div><span class=vote__net-score>3</span>{below}</article>")
 
-    world.pages["/f/a/1/"] = ("<div id=main><a class=fg-inherit>author</a>" + comment(
+    world.pages["/f/a/1/"] = ("<div id=main><a class=fg-inherit>author</a><span class=vote__net-score>-2</span>" + comment(
         "bob", "2023-05-01T00:00:00", "first", comment("me", "2023-07-01T00:00:00", "newest", comment(
             "me", "2023-06-01T00:00:00", "older"))) + comment("eve", "2023-08-01T00:00:00", "other") + "</div>")
-    newest = "func:reddit_get_latest_comment_content_by_username(__page__, '{}')"
-    parent = "func:reddit_get_parent_comment_username_of_latest_comment_by_username(__page__, '{}')"
+    newest, parent = "func:reddit_get_latest_comment_", "func:reddit_get_parent_comment_"
+    of_newest = "_of_latest_comment_by_username(__page__, '{}')"
     verdict = world.score(html(*(("last", helper.format(name), {"exact_match": text}) for helper, name, text in [
-        (newest, "me", "newest"), (parent, "me", "bob"), (parent, "eve", "author"), (newest, "none", "x")])), end="/f/a/1/")
-    assert [check.passed for check in verdict.checks] == [True, True, True, False], verdict
+        (newest + "content_by_username(__page__, '{}')", "me", "newest"), (parent + "username" + of_newest, "me", "bob"),
+        (parent + "username" + of_newest, "eve", "author"),
+        (newest + "obj_by_username(__page__, '{}')", "me",
+         '{"username": "me", "content": "newest", "net_score": 3, "time": "2023-07-01T00:00:00"}'),
+        (parent + "obj" + of_newest, "eve", '{"username": "author", "content": "", "net_score": -2, "time": "2023-05-01T00:00:00"}'),
+        (newest + "content_by_username(__page__, '{}')", "none", "x"), (newest + "obj_by_username(__page__, '{}')", "none", "{}"),
+        (parent + "obj" + of_newest, "none", "{}")])), end="/f/a/1/")
+    assert [check.passed for check in verdict.checks] == [True] * 5 + [False] * 3, verdict
+
+
+def test_a_posts_comments_are_a_tree_however_deep(world, loop, browser):
+    def nested(depth: int) -> str:
+        return "<div class=comment><a class=fg-inherit>u</a>" + (nested(depth - 1) if depth else "") + "</div>"
+
+    async def read() -> list[str]:
+        page = await browser.new_page()
+        try:
+            found = []
+            for depths in ((2, 0), (450,)):
+                world.pages["/f/a/1/"] = "<div id=main><a class=fg-inherit>author</a>" + "".join(map(nested, depths)) + "</div>"
+                await page.goto(world.url + "/f/a/1/")
+                found.append(await call_helper("func:reddit_get_post_comment_tree(__page__)", lease_of(world), page, "", seconds=8))
+            return found
+        finally:
+            await page.close()
+
+    small, deep = loop.run_until_complete(read())
+
+    def shape(entry: dict) -> list:
+        assert entry.keys() == {"username", "content", "net_score", "time", "children"}
+        return [shape(child) for child in entry["children"]]
+
+    assert json.loads(small)["username"] == "author" and shape(json.loads(small)) == [[[[]]], []]
+    assert deep.count('"username":"u"') == 451
+
+
+# What WebArena's and WebArena-Lite-v2's helper_functions.py define for tasks to name.
+UPSTREAM = """shopping_get_latest_order_url shopping_get_sku_latest_review_author shopping_get_sku_latest_review_rating
+    shopping_get_sku_latest_review_text shopping_get_sku_latest_review_title shopping_get_sku_product_page_url
+    shopping_get_all_product_order shopping_get_order_product_name_list shopping_get_order_product_quantity
+    shopping_get_order_product_option shopping_get_product_attributes shopping_get_product_price
+    shopping_get_num_reviews shopping_get_rating_as_percentage get_query_text get_query_text_lowercase
+    reddit_get_post_url reddit_get_post_comment_tree reddit_get_latest_comment_obj_by_username
+    reddit_get_latest_comment_content_by_username reddit_get_parent_comment_obj_of_latest_comment_by_username
+    reddit_get_parent_comment_username_of_latest_comment_by_username gitlab_get_project_memeber_role""".split()
+
+
+def test_every_helper_of_upstream_can_be_named_but_none_that_gives_a_token():
+    assert set(HELPERS) == set(UPSTREAM)
+    with pytest.raises(ValueError, match="expected a function of jhima/helpers.py"):
+        parse_call("func:shopping_get_auth_token()")
