@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
 
 from .prompts import Prompt, Prompts, load_prompts, save_prompts
-from .vision import MERGE, PATCH, decode, patchify, vision_features
+from .vision import MERGE, PATCH, block, decode, patchify, vision_features
 
 # The language model's seven linear layers and nothing else: a bare suffix list would also hit the vision tower,
 # whose adapters vLLM ignores without a word, so that sampling and training would part.
@@ -56,6 +56,7 @@ class Policy(nn.Module):
         super().__init__()
         self.model, self.tokenizer, self.prompts, self.tune_vision = model, tokenizer, prompts, tune_vision
         self.checkpointing = checkpointing
+        self._vision_block = block
         self._token_bytes: float | None = None
         for module in model.modules():           # see `hidden`
             if isinstance(module, LoraLayer):
@@ -122,9 +123,10 @@ class Policy(nn.Module):
         for shape in {pixels.shape for pixels in missing.values()}:
             same = [k for k in missing if missing[k].shape == shape]
             grid = (shape[0] // PATCH, shape[1] // PATCH)
-            pixels = torch.stack([missing[k] for k in same]).to(self.device)                 # [B, H, W, 3]
+            pixels = torch.stack([missing[k] for k in same]).to(self.device, non_blocking=True)     # [B, H, W, 3]
             with nullcontext() if self.tune_vision else torch.no_grad():
-                features = vision_features(self.base.model.visual, patchify(pixels), grid)   # [B, n / 4, hidden]
+                # [B, n / 4, hidden]
+                features = vision_features(self.base.model.visual, patchify(pixels), grid, self._vision_block)
             if not self.tune_vision:
                 features = features.cpu()
             found |= {k: (f, grid) for k, f in zip(same, features)}
@@ -144,19 +146,23 @@ class Policy(nn.Module):
 
     def embed(self, prompts: list[list[int]], images: list[bytes], responses: list[list[int]], pad: str = "right",
               ) -> tuple[Tensor, Tensor, Tensor]:
-        """Input embeddings [B, L, H], M-RoPE positions [3, B, L] and attention mask [B, L] of prompt + response."""
+        """Input embeddings [B, L, H], M-RoPE positions [3, B, L] and attention mask [B, L] of prompt + response.
+
+        The mask stays in host memory. What goes to the GPU goes without waiting for it: a plain copy would let it finish
+        the last sample's backward pass, and then idle while Python prepares this one.
+        """
         rows, positions, features = [], [], self.features(images)
         for prompt, (_, grid), response in zip(prompts, features, responses):
             tokens = grid[0] * grid[1] // MERGE**2
             rows.append(torch.tensor(expand(prompt, self.image_pad, tokens) + response))
             positions.append(mrope_positions(rows[-1], self.image_pad, grid))
-        ids = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_side=pad).to(self.device)             # [B, L]
+        ids = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_side=pad).to(self.device, non_blocking=True)
         mask = nn.utils.rnn.pad_sequence([torch.ones_like(r) for r in rows], batch_first=True, padding_side=pad)
         position = nn.utils.rnn.pad_sequence([p.T for p in positions], batch_first=True, padding_side=pad)    # [B, L, 3]
         embeds = self.base.model.language_model.embed_tokens(ids)                                             # [B, L, H]
         image = (ids == self.image_pad)[..., None]                                                            # [B, L, 1]
         embeds = embeds.masked_scatter(image, torch.cat([f for f, _ in features]).to(embeds.dtype))
-        return embeds, position.permute(2, 0, 1).to(self.device), mask.to(self.device)
+        return embeds, position.permute(2, 0, 1).to(self.device, non_blocking=True), mask
 
     # ---- the language model ----
 
@@ -172,7 +178,7 @@ class Policy(nn.Module):
             return model(inputs_embeds=embeds, position_ids=positions, attention_mask=mask, **cache).last_hidden_state
 
     def compile(self) -> None:
-        """Compiles the decoder layers: one graph for all layers and all lengths, not one a length.
+        """Compiles the decoder layers, one graph for all layers and all lengths, and the tower's, one a picture size.
 
         cuDNN's attention is switched off: with lengths that vary, its backward pass made illegal memory accesses
         (torch 2.11, H200) and it planned anew for each shape; flash attention does neither.
@@ -180,6 +186,7 @@ class Policy(nn.Module):
         torch.backends.cuda.enable_cudnn_sdp(False)
         for layer in self.base.model.language_model.layers:
             layer.compile(dynamic=True)
+        self._vision_block = torch.compile(block)
 
     def _choose_checkpointing(self, embeds: Tensor, positions: Tensor) -> None:
         """Sets whether the backward pass of this micro-batch [B, L, H] will recompute the layers."""
@@ -217,10 +224,9 @@ class Policy(nn.Module):
         hidden = self.hidden(embeds, positions, use_cache=False)                              # [B, L, H]
         # The state before a token predicts it: response token u of sample b sits at lengths[b] - |y| + u.
         lengths = mask.sum(1).tolist()
-        row = torch.tensor([b for b, s in enumerate(samples) for _ in s.response_ids], device=self.device)
-        column = torch.tensor([lengths[b] - len(s.response_ids) + u - 1
-                               for b, s in enumerate(samples) for u in range(len(s.response_ids))], device=self.device)
-        target = torch.tensor([y for s in samples for y in s.response_ids], device=self.device)
+        row, column, target = torch.tensor(
+            [(b, lengths[b] - len(s.response_ids) + u - 1, y) for b, s in enumerate(samples) for u, y in enumerate(s.response_ids)]
+        ).T.to(self.device, non_blocking=True)                                                # [n] each
         logp = (self.logits(hidden[row, column]) / temperature).log_softmax(-1)               # [n, V]
         chosen = logp.gather(-1, target[:, None])[:, 0]                                       # [n]
         if not entropy:

@@ -92,6 +92,7 @@ def generate(policy: Policy, requests: list[Request]) -> list[Completion]:
     model = policy.base.model.language_model
     embeds, positions, mask = policy.embed([r.prompt_ids for r in requests], [r.image for r in requests],
                                            [[] for _ in requests], pad="left")
+    mask = mask.to(policy.device)
     noise = [torch.Generator().manual_seed(r.seed) for r in requests]
     warm = torch.tensor([r.temperature or 1.0 for r in requests], device=policy.device)[:, None]          # [B, 1]
     ids: list[list[int]] = [[] for _ in requests]

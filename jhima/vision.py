@@ -2,8 +2,9 @@
 
 The tower in transformers computes window indices and rotary angles for each image in Python and attends window by
 window in a loop. Both depend on the image grid alone, and all screenshots of a run share one grid: here the tables
-are cached per grid, and the windows of all images go through one attention call. Same numbers
-(tests/test_policy.py), several times faster on small models.
+are cached per grid, and windows of one size go through one attention call: whole windows, and those cut off at the
+right and lower edges. Nothing is padded, masked or gathered, and nothing waits for the GPU before the last layer is
+under way. Same numbers (tests/test_policy.py), several times faster.
 """
 from __future__ import annotations
 
@@ -37,10 +38,15 @@ def decode(png: bytes) -> Tensor:
     return torch.from_numpy(np.array(image))
 
 
+@lru_cache(maxsize=None)
+def _statistics(device: torch.device) -> tuple[Tensor, Tensor]:
+    return torch.from_numpy(MEAN).to(device), torch.from_numpy(STD).to(device)
+
+
 def patchify(pixels: Tensor) -> Tensor:
     """Pixels [B, H, W, 3] (uint8) as Qwen2.5-VL's patches [B, n, 1176], token by token. Equals Qwen2VLImageProcessor."""
     B, H, W, _ = pixels.shape
-    mean, std = (torch.tensor(v, device=pixels.device) for v in (MEAN, STD))
+    mean, std = _statistics(pixels.device)
     x = (pixels.float() / 255 - mean) / std                                 # [B, H, W, 3]
     x = x.view(B, H // FACTOR, MERGE, PATCH, W // FACTOR, MERGE, PATCH, 3)
     x = x.permute(0, 1, 4, 2, 5, 7, 3, 6)                                   # [B, R/2, C/2, 2, 2, 3, 14, 14]
@@ -49,12 +55,12 @@ def patchify(pixels: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=16)
-def _tables(grid: tuple[int, int], window: int, head_dim: int, device: torch.device) -> tuple[Tensor, ...]:
+def _tables(grid: tuple[int, int], window: int, head_dim: int, device: torch.device) -> tuple:
     """What depends on the grid alone.
 
-    order [n]: patches sorted by window, the four of a token together; angle [n, head_dim]: rotary angles in that order;
-    slots [n_windows, longest]: for each window its patches' positions in `order` (padded by repeating position 0);
-    real [n_windows, longest]: which of them count.
+    order [n]: patches sorted by window, the four of a token together, larger windows first; back [n / 4]: the tokens'
+    places in reading order; cos and sin [n, 1, head_dim]: rotary angles in that order; windows: ((how many, patches
+    in each), ...), in that order, too.
     """
     rows, columns = grid
     n = rows * columns
@@ -64,14 +70,12 @@ def _tables(grid: tuple[int, int], window: int, head_dim: int, device: torch.dev
     col = token_col * MERGE + torch.arange(n) % MERGE
     across = math.ceil(columns / MERGE / window)                            # windows side by side
     in_window = token_row // window * across + token_col // window          # [n] window number of each patch
-    order = torch.argsort(in_window, stable=True)
-    sizes = torch.bincount(in_window)
-    real = torch.arange(int(sizes.max())) < sizes[:, None]                  # [n_windows, longest]
-    slots = torch.zeros(real.shape, dtype=torch.long)
-    slots[real] = torch.arange(n)
+    size = torch.bincount(in_window)                                        # [n_windows]
+    order = torch.argsort(in_window - size[in_window] * len(size), stable=True)
     frequency = 10000.0 ** (-torch.arange(0, head_dim // 2, 2) / (head_dim // 2))
-    angle = torch.cat([row[order, None] * frequency, col[order, None] * frequency], -1)   # [n, head_dim / 2]
-    return tuple(t.to(device) for t in (order, torch.cat([angle, angle], -1), slots, real))
+    angle = torch.cat([row[order, None] * frequency, col[order, None] * frequency], -1).repeat(1, 2)[:, None]
+    windows = tuple((int((size == s).sum()), s) for s in sorted(set(size.tolist()), reverse=True))
+    return *(t.to(device) for t in (order, torch.argsort(order[::MERGE**2]), angle.cos(), angle.sin())), windows
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -81,34 +85,30 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return (half * cos + torch.cat([-right, left], -1) * sin).to(x.dtype)
 
 
-def vision_features(tower: nn.Module, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
+def block(layer: nn.Module, x: Tensor, cos: Tensor, sin: Tensor, windows: tuple[tuple[int, int], ...]) -> Tensor:
+    """One layer of the tower. x [B, n, hidden]; attention stays within each of `windows`, see _tables."""
+    B, n, _ = x.shape
+    q, k, v = layer.attn.qkv(layer.norm1(x)).view(B, n, 3, layer.attn.num_heads, -1).unbind(2)      # [B, n, heads, d]
+    q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
+    sizes = [count * length for count, length in windows]
+    parts = []
+    for (count, length), *qkv in zip(windows, *(t.split(sizes, 1) for t in (q, k, v))):
+        qkv = (t.unflatten(1, (count, length)).flatten(0, 1).transpose(1, 2) for t in qkv)     # [B * count, heads, length, d]
+        parts.append(F.scaled_dot_product_attention(*qkv).transpose(1, 2).reshape(B, count * length, -1))
+    x = x + layer.attn.proj(torch.cat(parts, 1))
+    return x + layer.mlp(layer.norm2(x))
+
+
+def vision_features(tower: nn.Module, pixels: Tensor, grid: tuple[int, int], block=block) -> Tensor:
     """Features of B screenshots of one grid.
 
-    tower: Qwen2_5_VisionTransformerPretrainedModel; pixels [B, n, 1176]; returns [B, n / 4, hidden size of the
-    language model], tokens in reading order.
+    tower: Qwen2_5_VisionTransformerPretrainedModel; pixels [B, n, 1176]; block: the function above, or it compiled.
+    Returns [B, n / 4, hidden size of the language model], tokens in reading order.
     """
     config, weight = tower.config, tower.patch_embed.proj.weight
-    heads = config.num_heads
-    head_dim = config.hidden_size // heads
-    window = config.window_size // FACTOR                                   # tokens a side
-    order, angle, slots, real = _tables(grid, window, head_dim, pixels.device)
-    B, n = pixels.shape[:2]
-    cos, sin = angle.cos()[:, None], angle.sin()[:, None]
-    whole_windows = bool(real.all())
-
+    order, back, cos, sin, windows = _tables(grid, config.window_size // FACTOR, config.hidden_size // config.num_heads, pixels.device)
+    B, n, _ = pixels.shape
     x = F.linear(pixels.to(weight.dtype), weight.flatten(1))[:, order]      # [B, n, hidden]
     for number, layer in enumerate(tower.blocks):
-        qkv = layer.attn.qkv(layer.norm1(x)).view(B, n, 3, heads, head_dim)
-        q, k, v = qkv.unbind(2)                                             # [B, n, heads, head_dim]
-        q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
-        if number in config.fullatt_block_indexes:
-            y = F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v))).transpose(1, 2)
-        else:
-            q, k, v = (t[:, slots].flatten(0, 1).transpose(1, 2) for t in (q, k, v))      # [B * windows, heads, longest, d]
-            mask = None if whole_windows else real.repeat(B, 1)[:, None, None]            # [B * windows, 1, 1, longest]
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-            y = y.transpose(1, 2).unflatten(0, (B, -1))[:, real]                          # [B, n, heads, head_dim]
-        x = x + layer.attn.proj(y.reshape(B, n, -1))
-        x = x + layer.mlp(layer.norm2(x))
-    merged = tower.merger(x.reshape(B * n, -1)).view(B, n // MERGE**2, -1)
-    return merged[:, torch.argsort(order[::MERGE**2])]                       # back to reading order
+        x = block(layer, x, cos, sin, ((1, n),) if number in config.fullatt_block_indexes else windows)
+    return tower.merger(x.reshape(B * n, -1)).view(B, n // MERGE**2, -1)[:, back]

@@ -45,9 +45,9 @@ def test_smart_resize_equals_upstreams(size, resized):
     assert smart_resize(*size) == resized
 
 
-@pytest.mark.parametrize("size", [(336, 336), (364, 280), (84, 140)])
+@pytest.mark.parametrize("size", [(336, 336), (364, 280), (336, 280), (84, 140), (1288, 728)])
 def test_vision_features_equal_the_stock_towers(policy, size):
-    """Whole windows, ragged windows and an image smaller than two windows; two images in one batch."""
+    """Whole windows, windows cut off at one edge or both, and less than two windows; two images in one batch."""
     (a, grid), (b, _) = (patches(screenshot(seed, *size)) for seed in (1, 2))
     tower = policy.base.model.visual
     with torch.no_grad():
@@ -210,7 +210,7 @@ def test_screenshots_are_encoded_once(checkpoint, monkeypatch):
     policy = load_policy(checkpoint, "cpu", torch.float32)
     encoded = []
     real = jhima.policy.vision_features
-    monkeypatch.setattr(jhima.policy, "vision_features", lambda t, px, g: encoded.append(len(px)) or real(t, px, g))
+    monkeypatch.setattr(jhima.policy, "vision_features", lambda t, px, *rest: encoded.append(len(px)) or real(t, px, *rest))
     samples = make_samples(policy, 6)                                      # three distinct screenshots
     first = policy(samples)
     assert sum(encoded) == 3 and torch.equal(policy(samples), first) and sum(encoded) == 3
