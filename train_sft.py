@@ -33,6 +33,7 @@ from tqdm import tqdm
 
 from jhima.data import read_annotations, read_meta
 from jhima.engine import all_sum, backward, full_state, init_distributed, make_engine, step
+from jhima.files import write_whole
 from jhima.packing import Pack, PackedPolicy
 from jhima.policy import check_checkpoint, default_dtype, load_policy, save_policy
 from jhima.same_run import same_run
@@ -164,8 +165,7 @@ def main() -> None:
         save_policy(policy, args.out, state)
         summary = {"samples": len(samples), "held_back": len(held_back), "steps": steps,
                    "left_out_before": samples.left_out, "left_out_when_read": left_out}
-        (args.out / "sft.part").write_text(json.dumps(summary, indent=1), "utf-8")
-        (args.out / "sft.part").replace(args.out / "sft.json")
+        write_whole(args.out / "sft.json", json.dumps(summary, indent=1))
         shutil.rmtree(folder, ignore_errors=True)
         print(f"{args.out}: done; left out when read: {in_words(left_out)}")
     dist.barrier()
@@ -244,8 +244,7 @@ def save_resumable(engine, folder: Path, done: int, per_step: int, count: int, l
     engine.save_checkpoint(folder, tag=f"step{done}", client_state=state, save_latest=False, exclude_frozen_parameters=True)
     dist.barrier()
     if dist.get_rank() == 0:
-        (folder / "latest.part").write_text(f"step{done}")
-        (folder / "latest.part").replace(folder / "latest")
+        write_whole(folder / "latest", f"step{done}")
         for old in folder.glob("step*"):
             if old.name != f"step{done}":
                 shutil.rmtree(old)
@@ -275,9 +274,7 @@ def keep_metrics(path: Path, done: int) -> None:
     if path.exists():
         rows = [line for line in path.read_text("utf-8").splitlines(keepends=True)
                 if line.endswith("\n") and json.loads(line)["step"] < done]
-        part = path.with_suffix(".part")
-        part.write_text("".join(rows), "utf-8")
-        part.replace(path)
+        write_whole(path, "".join(rows))
 
 
 if __name__ == "__main__":

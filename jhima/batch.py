@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from .annotation import Api, Output, Refused, Reply, load, output_row, pause, read_reply, request_body
 from .data import Broken, DataSet, read_trajectory
+from .files import write_whole
 
 PART_BYTES, PART_REQUESTS = 150 << 20, 10_000         # OpenAI takes 200 MB and 50,000
 ENDED = ("completed", "failed", "expired", "cancelled")
@@ -113,8 +114,7 @@ def _write_part(folder: Path, queue: list[tuple[str, int]], every: dict[str, Whe
     if not asked:
         (folder / f"{part}.jsonl").unlink()
         return None, queue[taken:]
-    (folder / f"{part}.part").write_text(json.dumps(asked), "utf-8")
-    (folder / f"{part}.part").replace(folder / f"{part}.json")
+    write_whole(folder / f"{part}.json", json.dumps(asked))
     return part, queue[taken:]
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from .files import write_whole
 from .policy import Policy, save_policy
 
 
@@ -57,7 +58,7 @@ def save_resumable(out: Path, learners: list[Learner], done: int, keep: int) -> 
             save_policy(learner.policy, place / learner.name / "adapter")
     dist.barrier()                               # every rank's shard is on disk before the checkpoint counts
     if dist.get_rank() == 0:
-        replace(out / "state.json", json.dumps({"batches": done, "processes": dist.get_world_size()}))
+        write_whole(out / "state.json", json.dumps({"batches": done, "processes": dist.get_world_size()}))
         for old in sorted((out / "checkpoints").iterdir())[:-keep]:
             shutil.rmtree(old)
     dist.barrier()
@@ -71,15 +72,8 @@ def load_resumable(out: Path, learners: list[Learner], done: int) -> None:
     metrics = out / "metrics.jsonl"
     if dist.get_rank() == 0 and metrics.exists():
         lines = [line for line in metrics.read_text("utf-8").splitlines(keepends=True) if line.endswith("\n")]
-        replace(metrics, "".join(line for line in lines if json.loads(line)["batch"] < done))
+        write_whole(metrics, "".join(line for line in lines if json.loads(line)["batch"] < done))
 
 
 def trained(learners: list[Learner]) -> list[Learner]:
     return [learner for learner in learners if learner.engine is not None]
-
-
-def replace(path: Path, text: str) -> None:
-    """Writes a file that appears whole or not at all."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, "utf-8")
-    os.replace(part, path)

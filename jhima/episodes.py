@@ -9,7 +9,6 @@ finished by running it again, and no finished episode is played twice.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Callable, Sequence
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 
 from .actions import Action, Turn
+from .files import write_whole
 from .tasks import Task
 
 
@@ -93,22 +93,16 @@ def _table(episodes: list[list[Episode]], value: Callable[[Episode], float | Non
     return torch.tensor([[float("nan") if (v := value(e)) is None else float(v) for e in row] for row in episodes])
 
 
-def _write(path: Path, data: bytes) -> None:
-    temporary = path.with_name(path.name + ".part")
-    temporary.write_bytes(data)
-    os.replace(temporary, path)
-
-
 def _dump(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()          # ASCII: a lone surrogate in a page is no error
 
 
 def save_plans(folder: Path, task: Task, first: bytes, plans: list[Plan], failures: Sequence[str] = ()) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / "first.png", first)
+    write_whole(folder / "first.png", first)
     described = {"id": task.id, "sites": task.sites, "intent": task.intent, "template": task.template}
-    _write(folder / "group.json", _dump({"task": described, "first": "first.png", "plans": [asdict(p) for p in plans],
-                                         "failures": failures}))
+    write_whole(folder / "group.json", _dump({"task": described, "first": "first.png",
+                                              "plans": [asdict(p) for p in plans], "failures": failures}))
 
 
 def load_plans(folder: Path) -> tuple[bytes, list[Plan], list[str]] | None:
@@ -125,7 +119,7 @@ def save_episode(folder: Path, e: Episode) -> None:
     rows = []
     for number, step in enumerate(e.steps):
         name = f"step_{number:02d}.png"
-        _write(place / name, step.screenshot)
+        write_whole(place / name, step.screenshot)
         row = {k: getattr(step, k) for k in ("width", "height", "url", "note", "reply", "prompt_ids", "ids", "logps")}
         rows.append(row | {"screenshot": name, "thought": step.turn.thought, "operation": step.turn.operation,
                            "error": step.turn.error, "warnings": step.turn.warnings,
@@ -133,7 +127,7 @@ def save_episode(folder: Path, e: Episode) -> None:
                            "plan": asdict(step.plan) if step.plan else None})
     fields = {k: getattr(e, k) for k in ("task_id", "plan", "episode", "reward", "failure", "answer", "final_url",
                                          "checks", "seconds", "retries", "failures", "thinking", "milestones")}
-    _write(place / "episode.json", _dump(fields | {"steps": rows}))
+    write_whole(place / "episode.json", _dump(fields | {"steps": rows}))
 
 
 def load_episode(folder: Path, plan: int, episode: int) -> Episode | None:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .episodes import Plan
+from .files import write_whole
 from .rewards import Check
 from .tasks import Task
 
@@ -66,9 +67,7 @@ class GroupRecord:
 def write_planned(run: Path, runs: int, tasks: list[Task]) -> None:
     """Says what an evaluation sets out to play, so that a task whose start page never opened is missed."""
     described = [{"id": t.id, "sites": t.sites, "intent": t.intent, "template": t.template} for t in tasks]
-    part = Path(run) / (PLANNED + ".part")
-    part.write_text(json.dumps({"runs": runs, "tasks": described}), "utf-8")
-    part.replace(Path(run) / PLANNED)
+    write_whole(Path(run) / PLANNED, json.dumps({"runs": runs, "tasks": described}))
 
 
 def read_groups(run: Path) -> list[GroupRecord]:

@@ -6,6 +6,8 @@ import json
 import os
 from pathlib import Path
 
+from .files import write_whole
+
 
 def same_run(args: argparse.Namespace, script: str, free: set[str]) -> None:
     """Writes the run's arguments to OUT/args.json, or checks that they are those it began with.
@@ -22,6 +24,4 @@ def same_run(args: argparse.Namespace, script: str, free: set[str]) -> None:
                                  f"give another --out, or delete it")
     elif os.environ.get("RANK", "0") == "0":
         args.out.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps({"script": script, **now}, indent=1), "utf-8")
-        part.replace(path)
+        write_whole(path, json.dumps({"script": script, **now}, indent=1))
