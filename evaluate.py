@@ -7,10 +7,13 @@
     python evaluate.py --agent planner-grounder --agent-model gpt-4o --grounder scalecua --grounder-model scalecua \\
         --grounder-url http://localhost:8000/v1 --out runs/eval-gpt4o
     python evaluate.py --compare runs/eval-sft runs/eval-rl                             # no model, no browser
+    python evaluate.py --rescore runs/eval-rl                                           # no model, no browser
 
 One plan a task at temperature 0, then one episode of at most T steps, as in the paper. Prints the success table and
 writes it beside the episodes as results.md, .csv and .json. Running the same command again goes on where it stopped;
 nothing is played twice. --compare prints a table of finished runs, and the differences from the first of them.
+--rescore scores a run's episodes again, by its task file and the arguments below as they are now: those the judge gave
+no verdict on, or all, by another judge or with --published-rules. What was checked on a page keeps its verdict.
 """
 from __future__ import annotations
 
@@ -29,13 +32,17 @@ from jhima import analysis
 from jhima.agents import AGENTS, GROUNDERS, Baseline, failing, planner_grounder
 from jhima.api import ApiSampler
 from jhima.chat import ModelFailure, load_chat
+from jhima.files import write_whole
 from jhima.policy import check_checkpoint, default_dtype, load_policy
 from jhima.prompts import Prompts, load_prompts
-from jhima.records import read_groups, write_planned
+from jhima.records import GroupRecord, read_args, read_groups, write_planned
+from jhima.rescore import rescore
 from jhima.rollout import Agents, Environment, Sampling, rollout, seed_of
-from jhima.runs import add_site_arguments, check_environment, environment, same_run
+from jhima.runs import add_site_arguments, check_environment, environment, judge_for, same_run
 from jhima.sampler import LocalSampler
 from jhima.tasks import NAMES, Task, load_tasks
+
+SCORING = {"tasks", "judge_url", "judge_model", "published_rules"}      # what a reward depends on
 
 
 def parse_args() -> argparse.Namespace:
@@ -72,8 +79,15 @@ def parse_args() -> argparse.Namespace:
     add_site_arguments(add)
     add("--prompt", type=Path, help="JSON file of prompts over the checkpoints' own")
     add("--seed", type=int, default=0, help="(default: %(default)s)")
+    add("--rescore", type=Path, metavar="RUN",
+        help="score a run of evaluate.py or train_rl.py again, and play nothing; --tasks, --judge-url, --judge-model and "
+             "--published-rules are the run's unless given")
     add("--compare", nargs="+", type=Path, metavar="RUN", help="compare finished runs with the first, and play nothing")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.rescore:
+        parser.set_defaults(**{name: value for name, value in read_args(args.rescore).items() if name in SCORING})
+        args = parser.parse_args()
+    return args
 
 
 def policy_on_unparseable(text: str) -> str:
@@ -87,6 +101,8 @@ def main() -> None:
     args = parse_args()
     if args.compare:
         return compare(args.compare, args.out)
+    if args.rescore:
+        return score_again(args)
     args.out = args.out or Path("runs/eval")
     roles = () if args.agent != "jhima" else ("actor",) if args.no_plan else ("decomposer", "actor")
     try:
@@ -119,10 +135,7 @@ def main() -> None:
     asyncio.run(play(args, agents, tasks))
 
     # ---- 4. Table ----
-    table = analysis.success_table(read_groups(args.out))
-    unreadable = unreadable_replies(args.out)
-    write_results(args.out, "results", analysis.markdown(table) + unreadable + "\n", analysis.csv_text({args.out.name: table}),
-                  analysis.json_text(table))
+    write_table(args.out)
 
 
 def load_agents(args: argparse.Namespace, adapters: dict[str, Path]) -> Agents:
@@ -153,21 +166,44 @@ def load_baseline(args: argparse.Namespace) -> Agents:
     return Agents(None, None, Prompts(), Prompts(), baseline.agent.dialect, baseline)
 
 
-def unreadable_replies(out: Path) -> str:
+def write_table(out: Path) -> None:
+    groups = read_groups(out)
+    table = analysis.success_table(groups)
+    write_results(out, "results", analysis.markdown(table) + unreadable_replies(groups) + "\n",
+                  analysis.csv_text({out.name: table}), analysis.json_text(table))
+
+
+def unreadable_replies(groups: list[GroupRecord]) -> str:
     """The share of replies without a readable action by site, and why, to be read beside the scores."""
-    errors: dict[str, list[str | None]] = {}
-    for group in read_groups(out):
+    errors: dict[str, list[str]] = {}
+    for group in groups:
         for e in group.episodes:
-            steps = json.loads((e.folder / "episode.json").read_text("utf-8"))["steps"]
-            errors.setdefault(", ".join(group.task.sites), []).extend(step["error"] for step in steps)
+            errors.setdefault(", ".join(group.task.sites), []).extend(e.errors)
     every = [error for site in errors.values() for error in site]
     sites = ", ".join(f"{site} {percent(found)}" for site, found in sorted(errors.items()))
     why = ", ".join(f"{name} {count}" for name, count in Counter(filter(None, every)).most_common()) or "none"
     return f"\nReplies without a readable action: {percent(every)} of {len(every)} ({sites}); classes: {why}."
 
 
-def percent(errors: list[str | None]) -> str:
-    return f"{100 * sum(error is not None for error in errors) / max(1, len(errors)):.1f} %"
+def percent(errors: list[str]) -> str:
+    return f"{100 * sum(map(bool, errors)) / max(1, len(errors)):.1f} %"
+
+
+def score_again(args: argparse.Namespace) -> None:
+    """--rescore. The run's own arguments are brought up to date: it can only go on as its episodes are scored."""
+    run, before = args.rescore, read_args(args.rescore)
+    try:
+        if not (SCORING <= before.keys() and (run / "rollouts").is_dir()):
+            raise ValueError(f"{run}: expected a run directory of evaluate.py or train_rl.py, with its args.json")
+        tasks = load_tasks(args.tasks)
+    except ValueError as error:
+        sys.exit(f"evaluate.py: {error}")
+    write_whole(run / "args.json", json.dumps(before | {name: getattr(args, name) for name in SCORING}, indent=1))
+    with judge_for(args.tasks, args.judge_url, args.judge_model, run) as judge:
+        counts = asyncio.run(rescore(run, tasks, judge, args.published_rules))
+    print("{}: {episodes} episodes scored again: {changed} changed, {unscored} without a reward, {kept} with a verdict "
+          "kept for want of a browser or a judge, {unreadable} unreadable".format(run, **counts))
+    write_table(run)
 
 
 def compare(runs: list[Path], out: Path | None) -> None:

@@ -54,6 +54,7 @@ class Episode:
 
     `failures`: the kind of every attempt's failure, retried ones too. `thinking`: seconds of `seconds` that it waited
     for replies. `milestones`: which subtasks a judge saw completed (--milestone), None where none was asked or able.
+    `urls`: where its sites were, for a task's URLs have placeholders.
     """
     task_id: str
     plan: int
@@ -69,6 +70,7 @@ class Episode:
     failures: list[str] = field(default_factory=list)
     thinking: float = 0.0
     milestones: list[bool] | None = None
+    urls: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -126,7 +128,7 @@ def save_episode(folder: Path, e: Episode) -> None:
                            "actions": [_action_fields(a) for a in step.turn.actions],
                            "plan": asdict(step.plan) if step.plan else None})
     fields = {k: getattr(e, k) for k in ("task_id", "plan", "episode", "reward", "failure", "answer", "final_url",
-                                         "checks", "seconds", "retries", "failures", "thinking", "milestones")}
+                                         "urls", "checks", "seconds", "retries", "failures", "thinking", "milestones")}
     write_whole(place / "episode.json", _dump(fields | {"steps": rows}))
 
 

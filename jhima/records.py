@@ -26,7 +26,10 @@ PLANNED = "tasks.json"          # what an evaluation set out to play: {"runs": R
 
 @dataclass(frozen=True)
 class EpisodeRecord:
-    """tau_ij: `plan` is i, `number` is j, `length` counts steps. `reward` None is no sample; `failure` says why."""
+    """tau_ij: `plan` is i, `number` is j. `reward` None is no sample; `failure` says why.
+
+    errors: for each step why its reply could not be read, "" where it could.
+    """
     folder: Path
     plan: int
     number: int
@@ -36,7 +39,11 @@ class EpisodeRecord:
     final_url: str
     seconds: float
     checks: tuple[Check, ...]
-    length: int
+    errors: tuple[str, ...]
+
+    @property
+    def length(self) -> int:
+        return len(self.errors)
 
 
 @dataclass(frozen=True)
@@ -141,7 +148,7 @@ def _parse_episode(raw: dict, folder: Path, plan: int, number: int) -> EpisodeRe
     else:
         why = "judge: no verdict" if reward is None else ""
     return EpisodeRecord(folder, plan, number, None if reward is None else float(reward), why, _text(raw, "answer"),
-                         _text(raw, "final_url"), float(raw.get("seconds", 0)), checks, len(raw["steps"]))
+                         _text(raw, "final_url"), float(raw.get("seconds", 0)), checks, tuple(_text(step, "error") for step in raw["steps"]))
 
 
 def _text(raw: dict, key: str) -> str:

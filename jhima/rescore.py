@@ -1,82 +1,83 @@
-"""Asks the judge about episodes that it gave no verdict on; no browser, no model is needed.
+"""Scores the episodes of a run again, as far as that needs no browser (evaluate.py --rescore RUN).
 
-    python -m jhima.rescore runs/eval --judge-model gpt-5.2-codex     episodes without a reward
-    python -m jhima.rescore runs/eval --all --judge-model other       every judged check, e.g. by another judge
-
-An episode holds what its judge was asked and what it replied. All other rules are functions of the page where the
-episode ended, and were settled there. Replies are kept in RUN/judge.jsonl, so that a second time costs nothing.
+An episode holds its answer, where it ended, what its judge was asked and what that replied. So string_match and
+url_match are worked out anew from the task as its file has it today, and the judge is asked anew about parts of pages;
+what else was checked on a page keeps its verdict. Replies are kept in RUN/judge.jsonl: to ask the same judge the same
+again costs nothing.
 """
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
-import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from tqdm import tqdm
 
+from .files import write_whole
 from .records import MALFORMED
-from .rewards import Judge, ask_judge, reward_of
-from .runs import judge_for
+from .rewards import ANSWER, PAGE, URL, Check, Judge, Verdict, ask_judge, check_answer, check_url
+from .tasks import Task
 
 TOGETHER = 16                                # questions at once
 
 
-async def rescore(run: Path, judge: Judge, every: bool) -> dict[str, int]:
-    """Rewrites the episodes of a run whose verdict changes; returns counts. An unreadable file is left as it is."""
-    counts = dict.fromkeys(("episodes", "asked", "scored", "unscored", "unreadable"), 0)
-    slots = asyncio.Semaphore(TOGETHER)
+async def rescore(run: Path, tasks: Sequence[Task], judge: Judge, published: bool) -> dict[str, int]:
+    """Rewrites the episodes whose verdict changes; returns counts.
+
+    episodes: those that had been scored. changed: those with another reward. unscored: those without one. kept: those
+    with a verdict that could not be had anew. unreadable: files that are no episodes, left as they are.
+    """
+    counts = dict.fromkeys(("episodes", "changed", "unscored", "kept", "unreadable"), 0)
+    by_id, slots = {task.id: task for task in tasks}, asyncio.Semaphore(TOGETHER)
     paths = sorted(run.glob("rollouts/*/*/p*_e*/episode.json"))
 
     async def one(path: Path) -> None:
         async with slots:
             try:
                 episode = json.loads(path.read_text("utf-8"))
-                checks = [c for c in episode["checks"] if c.get("asked") and (every or c["passed"] is None)]
-                unscored = episode["reward"] is None
+                before, was = [Check(**check) for check in episode["checks"]], episode["reward"]
+                task = by_id.get(path.parents[1].name)
+                verdict = Verdict(tuple(await _again(task, episode, before, judge, published)))
             except MALFORMED:
                 counts["unreadable"] += 1
                 return
-            counts["episodes"] += 1
-            if not checks:
-                return
-            for check in checks:
-                counts["asked"] += 1
-                passed, reason, asked = await ask_judge(judge, check["asked"])
-                if passed is not None:                          # a judge that is silent now takes nothing back
-                    check |= {"passed": passed, "reason": reason, "asked": asked}
-            episode["reward"] = reward_of(check["passed"] for check in episode["checks"])
-            if episode["reward"] is not None:
-                episode["failure"] = None
-            counts["scored"] += unscored and episode["reward"] is not None
-            counts["unscored"] += episode["reward"] is None
-            part = path.with_suffix(".part")
-            part.write_text(json.dumps(episode, separators=(",", ":")), "utf-8")
-            part.replace(path)
+        if not before:                                      # the environment failed, and there was nothing to score
+            return
+        counts["episodes"] += 1
+        counts["changed"] += verdict.reward != was
+        counts["unscored"] += verdict.reward is None
+        counts["kept"] += any(check is old for check in verdict.checks for old in before)
+        after = episode | {"reward": verdict.reward, "failure": verdict.failure, "checks": list(map(vars, verdict.checks))}
+        if after != episode:
+            write_whole(path, json.dumps(after, separators=(",", ":")))
 
     for job in tqdm(asyncio.as_completed(map(one, paths)), total=len(paths), desc="rescore", unit="episode"):
         await job
     return counts
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, help="a run directory of evaluate.py or train_rl.py")
-    parser.add_argument("--all", action="store_true", help="ask again about checks that have a verdict, too")
-    parser.add_argument("--judge-url", help="OpenAI-compatible endpoint (default: the run's)")
-    parser.add_argument("--judge-model", help="(default: the run's)")
-    args = parser.parse_args()
-    try:
-        before = json.loads((args.run / "args.json").read_text("utf-8"))
-        tasks, url, model = (before[name] for name in ("tasks", "judge_url", "judge_model"))
-    except MALFORMED as error:
-        sys.exit(f"{args.run}: expected a run directory of evaluate.py or train_rl.py, with its args.json: {error!r}")
-    with judge_for(tasks, args.judge_url or url, args.judge_model or model, args.run) as judge:
-        counts = asyncio.run(rescore(args.run, judge, args.all))
-    print(f"{args.run}: {counts['episodes']} episodes, {counts['asked']} questions asked, {counts['scored']} scored that "
-          f"had no reward, {counts['unscored']} still without, {counts['unreadable']} unreadable")
+async def _again(task: Task | None, episode: dict, before: list[Check], judge: Judge, published: bool) -> list[Check]:
+    """An episode's checks as they are now, in the order of `rewards.score`; those kept are the same objects."""
+    now = {kind: [check for check in before if check.kind == kind] for kind in (URL, PAGE, ANSWER)}
+    now[PAGE] = [await _judged(check, judge) for check in now[PAGE]]
+    # A task that its file has lost, or checks in another way, says nothing about this episode.
+    if task and set(task.eval["eval_types"]) == {check.kind for check in before}:
+        urls = episode.get("urls", {})
+        with suppress(ValueError):                          # URLs of sites that the episode does not know of
+            now[URL] = check_url(task, urls, episode["final_url"], published)
+        with suppress(ValueError):
+            now[ANSWER] = await check_answer(task, urls, episode["answer"], judge, published)
+    # A judge that is silent now takes no verdict back.
+    told = {_question(check): check for check in before if check.passed is not None}
+    return [told.get(_question(check), check) if check.passed is None else check for kind in now for check in now[kind]]
 
 
-if __name__ == "__main__":
-    main()
+async def _judged(check: Check, judge: Judge) -> Check:
+    return Check(check.kind, check.what, *await ask_judge(judge, check.asked)) if check.asked else check
+
+
+def _question(check: Check) -> tuple[str, ...]:
+    asked = check.asked or {}
+    return check.kind, check.what, *(asked.get(name, "") for name in ("question", "reference", "answer"))

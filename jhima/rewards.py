@@ -2,7 +2,7 @@
 
 `score` multiplies every rule of a task; the verdict keeps each rule with its reason. A site or browser that fails
 raises EnvironmentFailure, and a judge that gives no verdict leaves the episode without a reward, to be had later
-(python -m jhima.rescore): neither says anything about the agent, so neither is ever a 0.
+(evaluate.py --rescore): neither says anything about the agent, so neither is ever a 0.
 
 How it differs from WebArena-Lite-v2's own evaluators (each point is a test in tests/test_rewards.py):
 1. must_exclude excludes; upstream's returns 1 when the text is present.
@@ -26,7 +26,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from .browser import Session
 
 T = TypeVar("T")
+ANSWER, URL, PAGE = "string_match", "url_match", "program_html"
 MAX_ANSWER = 10_000          # characters of an answer that are read
 MAX_PAGE = 2_000_000         # characters of a page that are read
 MAX_JUDGED = 8_000           # characters of a text that the judge is shown
@@ -71,15 +72,20 @@ class Check:
 
 @dataclass(frozen=True)
 class Verdict:
-    """R_ij of one episode: 0 if a check failed, else None if one has no verdict, else 1."""
-    reward: int | None
+    """What the checks of one episode come to."""
     checks: tuple[Check, ...]
 
+    @property
+    def reward(self) -> int | None:
+        """R_ij, the product of the checks: None where one has no verdict, but a 0 whatever a judge may yet say."""
+        passed = [check.passed for check in self.checks]
+        return 0 if False in passed else None if None in passed else 1
 
-def reward_of(passed: Iterable[bool | None]) -> int | None:
-    """The product of the checks; a 0 stays 0 whatever a judge may yet say."""
-    passed = list(passed)
-    return 0 if False in passed else None if None in passed else 1
+    @property
+    def failure(self) -> dict[str, str] | None:
+        """Why there is no reward, as an episode stores it; None where there is one."""
+        silent = [check.reason for check in self.checks if check.passed is None]
+        return {"kind": "judge", "detail": silent[0]} if self.reward is None else None
 
 
 async def score(task: Task, lease: Lease, session: Session, answer: str, judge: Judge | None,
@@ -90,31 +96,45 @@ async def score(task: Task, lease: Lease, session: Session, answer: str, judge: 
     own. Every wait is bounded by `session.operation` seconds. Raises EnvironmentFailure; never a 0 for a failure.
     `published`: must_include and URLs by upstream's rules.
     """
-    rules, last_url, seconds = fill(task.eval, lease.urls), session.page.url, session.operation
-    ask = partial(_fuzzy, judge, task.intent, rules.get("string_note") or "")
-    targets = rules["program_html"] if "program_html" in rules["eval_types"] else []
-    checks: list[Check] = []
-    if "url_match" in rules["eval_types"]:
-        same_url = published_url_match if published else url_match
-        passed = same_url(last_url, rules["reference_url"], rules.get("url_note") or "EXACT")
-        checks.append(Check("url_match", _short(rules["reference_url"]), passed, f"ended at {_short(last_url)}"))
+    last_url, seconds, ask = session.page.url, session.operation, _asker(task, judge)
+    checks = check_url(task, lease.urls, last_url, published)
+    targets = fill(task.eval["program_html"], lease.urls) if PAGE in task.eval["eval_types"] else []
     for target in targets:
         if target["url"] == "last":
             texts, nothing = await _read(session.page, target, lease, last_url, seconds)
             checks += await _check(PAGE, _place(target), target["required_contents"], texts, nothing, ask)
-    if "string_match" in rules["eval_types"]:
-        answers = (answer[:MAX_ANSWER],) if answer.strip() else ()
-        has = has_text if published else has_words
-        checks += await _check(ANSWER, "answer", rules["reference_answers"], answers, "no answer", ask, has)
-    others = [target for target in targets if target["url"] != "last"]
-    if others:
+    if others := [target for target in targets if target["url"] != "last"]:
         checks += await _check_pages(others, lease, session, last_url, ask)
-    return Verdict(reward_of(check.passed for check in checks), tuple(checks))
+    checks += await check_answer(task, lease.urls, answer, judge, published)
+    return Verdict(tuple(checks))
+
+
+def check_url(task: Task, urls: dict[str, str], url: str, published: bool) -> list[Check]:
+    """url_match of an episode that ended at `url`, on the sites at `urls`; [] where the task has none."""
+    if URL not in task.eval["eval_types"]:
+        return []
+    references = fill(task.eval["reference_url"], urls)
+    passed = (published_url_match if published else url_match)(url, references, task.eval.get("url_note") or "EXACT")
+    return [Check(URL, _short(references), passed, f"ended at {_short(url)}")]
+
+
+async def check_answer(task: Task, urls: dict[str, str], answer: str, judge: Judge | None,
+                       published: bool) -> list[Check]:
+    """string_match of an episode's answer; [] where the task has none."""
+    if ANSWER not in task.eval["eval_types"]:
+        return []
+    rules = fill(task.eval["reference_answers"], urls)
+    answers = (answer[:MAX_ANSWER],) if answer.strip() else ()
+    has = has_text if published else has_words
+    return await _check(ANSWER, "answer", rules, answers, "no answer", _asker(task, judge), has)
+
+
+def _asker(task: Task, judge: Judge | None) -> Ask:
+    return partial(_fuzzy, judge, task.intent, task.eval.get("string_note") or "")
 
 
 # ---- rules on an answer or on a part of a page ----
 
-ANSWER, PAGE = "string_match", "program_html"
 # text, reference -> passed, reason, asked: the last three fields of a Check
 Ask = Callable[[str, "list[str] | str"], Awaitable["tuple[bool | None, str, dict[str, str] | None]"]]
 

@@ -25,7 +25,7 @@ from .milestones import judged, request
 from .login import Guard, log_in
 from .prompts import Prompts, read_plan
 from .replicas import Replicas
-from .rewards import Judge, score
+from .rewards import Judge, Verdict, score
 from .sampler import Completion
 from .tasks import AND, Task, fill
 from .vision import smart_resize
@@ -88,8 +88,9 @@ def seed_of(*parts: object) -> int:
 # ---- one episode ----
 
 async def play(env: Environment, task: Task, act: Act, T: int,
-               dialect: Dialect = OURS) -> tuple[list[Step], str, str, int | None, list[dict], float]:
-    """Plays and scores one episode; returns (steps, answer, final URL, reward, checks, seconds waited for replies).
+               dialect: Dialect = OURS) -> tuple[list[Step], str, str, dict[str, str], Verdict, float]:
+    """Plays and scores one episode; returns (steps, answer, final URL, the sites' URLs, verdict, seconds waited for
+    replies).
 
     Raises EnvironmentFailure where something other than the agent is to blame.
     """
@@ -115,7 +116,7 @@ async def play(env: Environment, task: Task, act: Act, T: int,
                 break
         await session.observe()                  # let the last action's consequences arrive before they are judged
         verdict = await score(task, lease, session, answer, env.judge, env.published)
-        return steps, answer, session.page.url, verdict.reward, [vars(check) for check in verdict.checks], thinking
+        return steps, answer, session.page.url, lease.urls, verdict, thinking
 
 
 async def perform(session: Session, turn: Turn, answer: str, answer_ends: bool = True) -> tuple[str, str, bool]:
@@ -150,13 +151,13 @@ async def episode(env: Environment, task: Task, plan: int, number: int, actor: C
     for attempt in range(env.attempts):
         began = time.monotonic()
         try:
-            steps, answer, final_url, reward, checks, thinking = await play(env, task, actor(attempt), T, dialect)
-            # No verdict is no reward, but no reason to play again: python -m jhima.rescore asks the judge later.
-            unscored = next(({"kind": "judge", "detail": c["reason"]} for c in checks if reward is None and c["passed"] is None), None)
-            if unscored:
-                env.count(EnvironmentFailure(**unscored))
-            return Episode(task.id, plan, number, steps, reward, unscored, answer, final_url, checks,
-                           round(time.monotonic() - began, 2), attempt, failures, round(thinking, 2))
+            steps, answer, final_url, urls, verdict, thinking = await play(env, task, actor(attempt), T, dialect)
+            # No verdict is no reward, but no reason to play again: evaluate.py --rescore asks the judge later.
+            if verdict.failure:
+                env.count(EnvironmentFailure(**verdict.failure))
+            checks = [vars(check) for check in verdict.checks]
+            return Episode(task.id, plan, number, steps, verdict.reward, verdict.failure, answer, final_url, checks,
+                           round(time.monotonic() - began, 2), attempt, failures, round(thinking, 2), urls=urls)
         except EnvironmentFailure as error:
             failure = error
         except TimeoutError:

@@ -32,8 +32,9 @@ def add_site_arguments(add: Callable) -> None:
     """The options of WebArena's sites, for a script's parser."""
     add("--sites", type=Path, help="sites.json: WebArena's replicas, accounts and resets; see jhima/replicas.py "
                                    "(default: the pocket arena)")
-    add("--published-rules", action="store_true", help="must_include and URLs as WebArena-Lite-v2's harness has them, to "
-                                                       "compare with published numbers (jhima/rewards.py)")
+    add("--published-rules", action=argparse.BooleanOptionalAction, default=False,
+        help="must_include and URLs as WebArena-Lite-v2's harness has them, to compare with published numbers "
+             "(jhima/rewards.py)")
 
 
 def check_environment(args: argparse.Namespace, tasks: Sequence[Task], world: int = 1) -> None:

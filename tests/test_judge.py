@@ -1,12 +1,10 @@
 """The LLM judge over HTTP: no garbage, silence or contradiction of it is ever a 0."""
-import asyncio
 import json
 import time
 
 import pytest
 from stubs import Site, html, score_answer, string
 
-from jhima.rescore import rescore
 from jhima.rewards import Judge, read_verdict
 
 
@@ -97,39 +95,6 @@ def test_verdicts_are_kept_on_disk_by_question(tmp_path):
         with cache.open("ab") as lines:
             lines.write(b'{"key": 3}\n[]\n\xff{"key": "cut sho')
         assert ask("x") == 1
-
-
-def test_unscored_episodes_are_scored_later_without_a_browser(tmp_path):
-    def save(name: str, answer: str, judge: Judge | None, **more: object):
-        verdict = score_answer(string(must_include=["x"], fuzzy_match=["a"]), answer, judge)
-        folder = tmp_path / "rollouts" / "run_0" / name / "p0_e0"
-        folder.mkdir(parents=True)
-        failure = {"kind": "judge", "detail": "silent"} if verdict.reward is None else None
-        row = {"reward": verdict.reward, "failure": failure, "checks": [vars(c) for c in verdict.checks], "steps": [], **more}
-        (folder / "episode.json").write_text(json.dumps(row))
-        return folder / "episode.json"
-
-    def read(path) -> tuple:
-        row = json.loads(path.read_text())
-        return row["reward"], row["failure"], [check["passed"] for check in row["checks"]]
-
-    right, wrong = save("t-1", "x right", None), save("t-2", "x wrong", None)
-    failed = save("t-3", "right", None)
-    broken = save("t-4", "x", None)
-    broken.write_text("{")
-    with Site({CHAT: lambda body: reply(f"VERDICT: {'correct' if b'right' in body else 'incorrect'}")}) as server:
-        judge = Judge(f"{server.url}/v1", "j", None, pause=0.01, cache=tmp_path / "judge.jsonl")
-        counts = asyncio.run(rescore(tmp_path, judge, every=False))
-        assert counts == {"episodes": 3, "asked": 3, "scored": 2, "unscored": 0, "unreadable": 1}
-        assert read(right) == (1, None, [True, True]) and read(wrong) == (0, None, [True, False])
-        assert read(failed) == (0, None, [False, True])                    # it was a 0 before, and stays one
-        asked = len(server.seen)
-        assert asyncio.run(rescore(tmp_path, judge, every=False))["asked"] == 0
-        assert asyncio.run(rescore(tmp_path, judge, every=True))["asked"] == 3 and len(server.seen) == asked     # free
-        server.pages[CHAT] = lambda _body: (500, {})
-        other = Judge(f"{server.url}/v1", "other", None, attempts=1)
-        assert asyncio.run(rescore(tmp_path, other, every=True))["unscored"] == 0
-        assert read(right) == (1, None, [True, True])                      # silence takes no verdict back
 
 
 def test_an_answer_cannot_forge_a_verdict(judged):
