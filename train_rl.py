@@ -42,6 +42,7 @@ from jhima.episodes import Group, load_group
 from jhima.metrics import TokenSums, memory, rollout_metrics, tracker, write
 from jhima.policy import Policy, Sample, check_checkpoint, default_dtype, load_policy, save_policy
 from jhima.prompts import load_prompts
+from jhima.ranks import balanced, check_agreed, leave
 from jhima.rollout import Agents, Environment, Sampling, rollout, seed_of
 from jhima.runs import add_site_arguments, check_environment, environment, same_run
 from jhima.sampler import LocalSampler
@@ -148,7 +149,7 @@ def main() -> None:
         track = tracker(args.track if os.environ.get("RANK", "0") == "0" else None, args)
     except ValueError as error:
         sys.exit(f"train_rl.py: {error}")
-    rank, world, device = init_distributed()
+    rank, world, device = init_distributed(args.out)
 
     # ---- 2. Policies with an adapter each, and engines (ZeRO-1: ranks may hold different numbers of samples) ----
     learners = [load_learner(args, role, device) for role in needed(args)]
@@ -168,8 +169,7 @@ def main() -> None:
             for role in learner.roles:
                 save_policy(learner.policy, args.out / role)
                 print(f"{args.out / role}: the {role}'s adapter")
-    dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 def needed(args: argparse.Namespace) -> list[str]:
@@ -210,15 +210,18 @@ async def train(args: argparse.Namespace, tasks: list[Task], learners: list[Lear
             await play_batch(env, agents, batches[number][rank::world], args, how, folder, rank)
             dist.barrier()
             groups = [g for t in batches[number] if (g := load_group(folder / t.id, t, args.K, args.M))]
+            check_agreed("episodes", [(g.task.id, g.rewards().tolist()) for g in groups])
             seconds = {"seconds/rollout": time.monotonic() - began}
             sampled = all_sum(tokens_sampled(agents) - sampled)[0]
 
             # 3b. Update (eqs. 5 to 11): each role from its own samples, both from the same batch.
             Z = constants(args, len(batches[number]))
+            player = {t.id: at % world for at, t in enumerate(batches[number])}
+            played = [[g for g in groups if player[g.task.id] == r] for r in range(world)]
             rows = [{} for _ in range(args.passes)]
             for learner in trained(learners):
                 began = time.monotonic()
-                shares = {role: balanced(useful(SAMPLES[role](groups, args), args.beta), world)[rank]
+                shares = {role: balanced([useful(SAMPLES[role](own, args), args.beta) for own in played])[rank]
                           for role in learner.roles if role in updated(args, number)}
                 for row, metrics in zip(rows, update(learner, shares, Z, args) if shares else []):
                     row |= metrics
@@ -327,16 +330,6 @@ SAMPLES = {"actor": actor_samples, "decomposer": decomposer_samples}
 def useful(samples: list[Sample], beta: float) -> list[Sample]:
     """Samples that can have a gradient: those with an advantage, and all of them where a KL term counts."""
     return [s for s in samples if s.advantage != 0 or beta]
-
-
-def balanced(samples: list[Sample], world: int) -> list[list[Sample]]:
-    """Samples dealt to ranks by tokens, longest first to the least loaded; each rank's lie in order of length."""
-    shares, load = [[] for _ in range(world)], [0] * world
-    for s in sorted(samples, key=lambda s: len(s.prompt_ids) + len(s.response_ids), reverse=True):
-        least = load.index(min(load))
-        shares[least].append(s)
-        load[least] += len(s.prompt_ids) + len(s.response_ids)
-    return shares
 
 
 def constants(args: argparse.Namespace, tasks: int) -> dict[str, float]:

@@ -36,6 +36,7 @@ from jhima.engine import all_sum, backward, full_state, init_distributed, make_e
 from jhima.files import write_whole
 from jhima.packing import Pack, PackedPolicy
 from jhima.policy import check_checkpoint, default_dtype, load_policy, save_policy
+from jhima.ranks import leave
 from jhima.same_run import same_run
 from jhima.supervision import Batch, Batches, Supervision, make_batch
 
@@ -96,7 +97,7 @@ def main() -> None:
     if (args.out / "sft.json").exists():
         print(f"{args.out}: done already")
         return
-    rank, world, device = init_distributed()
+    rank, world, device = init_distributed(args.out)
     config["train_micro_batch_size_per_gpu"] = micro = args.micro_batch or config["train_micro_batch_size_per_gpu"]
     config["gradient_accumulation_steps"] = accumulate = args.accumulate or config["gradient_accumulation_steps"]
     stage = args.zero or (config["zero_optimization"]["stage"] if device.type == "cuda" else 1)
@@ -156,6 +157,7 @@ def main() -> None:
         if ((number + 1) % args.save_every == 0 or stopped) and not last:
             save_resumable(engine, folder, number + 1, per_step, len(samples), left_out)
             if stopped:
+                leave()
                 sys.exit(f"train_sft.py: stopped after step {number + 1} of {steps}; run the same command to go on")
     bar.close()
 
@@ -168,8 +170,7 @@ def main() -> None:
         write_whole(args.out / "sft.json", json.dumps(summary, indent=1))
         shutil.rmtree(folder, ignore_errors=True)
         print(f"{args.out}: done; left out when read: {in_words(left_out)}")
-    dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 def leave_signals(_: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -15,25 +16,35 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .policy import Policy
+from .ranks import check_shared, watch
 
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")       # else DeepSpeed warns of it at every start
 import deepspeed  # noqa: E402
 
 
-def init_distributed() -> tuple[int, int, torch.device]:
-    """(rank, world size, device). Started without a launcher, the process is a world of its own."""
+def init_distributed(out: Path | None = None) -> tuple[int, int, torch.device]:
+    """(rank, world size, device). Started without a launcher, the process is a world of its own.
+
+    out: the run's folder; the run ends with a line where a host does not see it. A rank that ends before ranks.leave
+    takes the others with it.
+    """
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"), ("MASTER_ADDR", "127.0.0.1")):
         os.environ.setdefault(name, value)
     if "MASTER_PORT" not in os.environ:
         os.environ["MASTER_PORT"] = str(free_port())
-    if not torch.cuda.is_available():
-        # Gradients of a CPU run go through gloo; DeepSpeed would first compile a shared-memory all-reduce for a minute.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo", verbose=False)
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(device)                    # before NCCL looks which one this rank has
+    else:
+        # Gradients of a CPU run go through gloo; DeepSpeed would first compile a shared-memory all-reduce for a minute.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    # A rank whose episodes are done waits for the slowest rank's, whose sites may need a reset first; deaths are
+    # `watch`'s to notice, so that this can be long.
+    deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo", verbose=False, timeout=timedelta(hours=12))
+    watch()
+    if out is not None:
+        check_shared(out)
     return dist.get_rank(), dist.get_world_size(), device
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from playwright.async_api import Error as PlaywrightError
 
+import jhima.ranks
 import jhima.rollout
 import train_rl
 from jhima.browser import Session
@@ -61,13 +62,25 @@ def reward_some(monkeypatch) -> None:
     monkeypatch.setattr(jhima.rollout, "episode", episode)
 
 
-def run_script(flags: list[str]) -> None:
+def run_script(flags: list[str], port: int | None = None) -> None:
     """train_rl.py's main() with these rewards, in a process of its own."""
     os.environ.pop("MASTER_PORT", None)                        # the parent's
+    if port:
+        os.environ["MASTER_PORT"] = str(port)
     sys.argv = ["train_rl.py", *flags]
     with pytest.MonkeyPatch.context() as patch:
         reward_some(patch)
         train_rl.main()
+
+
+def run_rank(flags: list[str], rank: int, world: int, port: int, log: str) -> None:
+    """The same as one of `world` ranks; what it prints goes to `log`."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1"}
+    with open(log, "a") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    jhima.ranks.PATIENCE = 1.0
+    run_script(flags, port)
 
 
 def inject(monkeypatch, rng: random.Random, period: int) -> dict[str, int]:

@@ -27,7 +27,7 @@ with torch.no_grad():                                # the same non-zero adapter
             p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())) * 0.05)
 engine = make_engine(policy, ROOT / "ds_config.json", 1e-3, stage=1, bf16=False, clip=1e9)
 samples = train_rl.useful(make_samples(policy, 10), beta=0.0)
-share = train_rl.balanced(samples, world)[rank] if deal == "balanced" else (samples if rank == world - 1 else [])
+share = train_rl.balanced([samples[r::world] for r in range(world)])[rank] if deal == "balanced" else (samples if rank == world - 1 else [])
 args = Namespace(micro_batch=int(micro), passes=2, temperature=0.8, eps=0.2, eps_high=None, beta=0.0, tis=None, lr=1e-3)
 rows = train_rl.update(Learner(policy, ("actor",), engine), {"actor": share}, {"actor": 100.0}, args)
 if rank == 0:

@@ -64,12 +64,3 @@ def test_skipping_zero_advantages_leaves_the_gradient(checkpoint):
         advantage = torch.tensor([s.advantage for s in part for _ in s.response_ids])
         gradients.append(torch.autograd.grad(grpo.policy_loss(logp, logp.detach(), advantage, 50.0), trainable))
     assert all((a - b).abs().max() < 1e-6 for a, b in zip(*gradients)) and any(g.abs().max() > 1e-4 for g in gradients[0])
-
-
-def test_balanced_deals_every_sample_once_and_evenly(policy):
-    samples = make_samples(policy, 23)
-    shares = train_rl.balanced(samples, 4)
-    assert sorted(map(id, samples)) == sorted(id(s) for share in shares for s in share)
-    loads = [sum(len(s.prompt_ids) + len(s.response_ids) for s in share) for share in shares]
-    longest = max(len(s.prompt_ids) + len(s.response_ids) for s in samples)
-    assert max(loads) - min(loads) <= longest
