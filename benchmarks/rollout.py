@@ -22,6 +22,7 @@ import tempfile
 import time
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from shape import BASE, DEVICE, OUT, Watch, make_policy, random_model, randomize, report, write_shape
@@ -30,8 +31,6 @@ from update import MAX_PIXELS, MIN_PIXELS, Qwen2VLImageProcessorPil, loss_of, se
 import torch
 from PIL import Image
 from tqdm import tqdm
-from vllm import SamplingParams
-from vllm.sampling_params import RequestOutputKind
 
 from jhima import grpo
 from jhima.actions import format_reply, parse
@@ -44,7 +43,12 @@ from jhima.rollout import Agents, Environment, Sampling, describe, perform, roll
 from jhima.sampler import Completion
 from jhima.tasks import Task, load_tasks
 from jhima.vision import smart_resize
-from jhima.vllm_sampler import VllmSampler, start_engine, stop_engine
+
+if find_spec("vllm"):                # scaling.py uses parts of this file without it
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    from jhima.vllm_sampler import VllmSampler, start_engine, stop_engine
 
 TEMPERATURE = 0.8
 

@@ -6,6 +6,7 @@ added up to the 7B's vocabulary. --tiny takes the pocket base model instead, so 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -28,7 +29,7 @@ from jhima.prompts import Prompts, load_prompts, save_prompts
 
 BASE = ROOT / "jhima" / "pocket" / "base"
 OUT = Path("runs/benchmarks")
-DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+DEVICE = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if torch.cuda.is_available() else torch.device("cpu")
 TOKENIZER_SIZE = 151_665          # Qwen2.5's; its embedding has 152,064 rows
 
 
@@ -117,7 +118,7 @@ class Watch:
         self._samples: list[tuple[float, float, float]] = []        # time, share busy, GiB
         self._reader = None
         if DEVICE.type == "cuda":
-            query = ["nvidia-smi", "-i", "0", "--query-gpu=utilization.gpu,memory.used", "--format=csv,noheader,nounits", "-lms", "100"]
+            query = ["nvidia-smi", "-i", str(DEVICE.index), "--query-gpu=utilization.gpu,memory.used", "--format=csv,noheader,nounits", "-lms", "100"]
             self._reader = subprocess.Popen(query, stdout=subprocess.PIPE, text=True)
             threading.Thread(target=self._read, daemon=True).start()
 
