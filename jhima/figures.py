@@ -84,7 +84,7 @@ def learning_curve(metrics: Path, png: Path | BinaryIO) -> None:
         axes[1].plot(x, values, color=colour, linewidth=1.6, marker="o", markersize=2.5, label=label)
     for axis in axes:
         axis.set_ylim(bottom=0)
-        _plain(axis)
+        plain(axis)
         axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False, fontsize=10, labelcolor=INK,
                     borderaxespad=0.2, handlelength=1.6)
     axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -106,7 +106,7 @@ def _draw_success(axis: Axes, x: Array, reward: Array, scored: Array, window: in
     axis.set_ylabel("success during training", fontsize=11, color=INK)
 
 
-def _plain(axis: Axes) -> None:
+def plain(axis: Axes) -> None:
     """A vertical axis in percent, thin horizontal lines, no frame."""
     axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axis.grid(axis="y", color="#e6e9ed", linewidth=0.8)
@@ -143,7 +143,7 @@ def subgoal_figure(results: dict[str, Progress], png: Path | BinaryIO) -> None:
             right.annotate(str(b.episodes), (place, b.high), (0, 3), textcoords="offset points", fontsize=8,
                            color=colour, ha="center")
     for axis in (left, right):
-        _plain(axis)
+        plain(axis)
         axis.set_ylim(-0.02, 1.08)
     left.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     left.set(xlabel="failures counted as success", ylabel="successes found")

@@ -1,0 +1,185 @@
+"""Table 2 on the pocket arena: what joint RL of both roles adds, and which part of it.
+
+    python benchmarks/ablation.py --sft runs/demo                        # 4 rows x 3 seeds, one after another
+    python benchmarks/ablation.py --sft runs/demo --jobs 4 --browsers 2  # on a machine with cores to spare
+
+A row is train_rl.py with the row's flags, then evaluate.py on all of pocket-eval; rows share the two fine-tuned models
+that `make demo` leaves in --sft, and those without a decomposer start from actor-no-plan there (`make ablation` trains
+it). Every run is resumed by the same command, and finished ones are read, not run again. OUT gets a folder and a log a
+run, results.md (the table, the same on templates that no demonstration and no RL task has, each row minus fine-tuning,
+subgoal analysis, plans before and after, time) and curves.png.
+"""
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import matplotlib
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from jhima.analysis import compare, compare_markdown
+from jhima.figures import INK, plain, read_metrics
+from jhima.files import write_whole
+from jhima.records import GroupRecord, read_groups
+from jhima.tasks import load_tasks
+
+K, M, T = 3, 4, 10
+TOKENS = ["--plan-tokens", 64, "--action-tokens", 48]
+ROWS = {                     # folder: (name in the table, flags of train_rl.py); the paper's Table 2, from the bottom up
+    "joint": ("joint", ["--M", M]),
+    "actor": ("without decomposer RL", ["--M", M, "--train", "actor"]),
+    "flat-KM": (f"actor only, {K * M} episodes a task", ["--M", K * M, "--no-plan"]),
+    "flat-M": (f"actor only, {M} episodes a task", ["--M", M, "--no-plan"]),
+}
+COLOURS = ("#1f5fa8", "#b3541e", "#2c7a4b", "#7a4a9b")
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--sft", type=Path, default=Path("runs/demo"), help="folder with decomposer/, actor/ and actor-no-plan/ (default: %(default)s)")
+    add("--out", type=Path, default=Path("runs/ablation"), help="(default: %(default)s)")
+    add("--rows", nargs="+", choices=list(ROWS), default=list(ROWS), help="(default: all)")
+    add("--seeds", nargs="+", type=int, default=[0, 1, 2], help="(default: 0 1 2)")
+    add("--batches", type=int, default=12, help="rollout batches of a run (default: %(default)s)")
+    add("--tasks-per-batch", type=int, default=4, help="(default: %(default)s)")
+    add("--lr", type=float, default=3e-4, help="(default: %(default)s)")
+    add("--limit", type=int, default=394, help="evaluation tasks (default: all of pocket-eval, %(default)s)")
+    add("--jobs", type=int, default=1, help="runs at the same time (default: %(default)s)")
+    add("--concurrency", type=int, default=12, help="browser contexts at once, a run (default: %(default)s)")
+    add("--browsers", type=int, default=1, help="Chromium processes, a run (default: %(default)s)")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse_args()
+    for name in ("decomposer", "actor", *["actor-no-plan"] * any("flat" in row for row in args.rows)):
+        if not (args.sft / name / "config.json").exists():
+            sys.exit(f"ablation.py: no checkpoint at {args.sft / name}; `make ablation` makes it")
+    args.out.mkdir(parents=True, exist_ok=True)
+    starts = [("sft", None)] + [("sft-no-plan", None)] * any("flat" in row for row in args.rows)
+    runs = starts + [(row, seed) for seed in args.seeds for row in args.rows]
+    with ThreadPoolExecutor(args.jobs) as pool:
+        failed = [name for name in pool.map(lambda run: play(args, *run), runs) if name]
+    if failed:
+        sys.exit(f"ablation.py: failed: {', '.join(failed)}; see the logs in {args.out}, and run the same command again")
+    text = results(args)
+    curves(args, args.out / "curves.png")
+    write_whole(args.out / "results.md", text)
+    print(text)
+
+
+def play(args: argparse.Namespace, row: str, seed: int | None) -> str | None:
+    """Trains (unless seed is None) and evaluates one run; returns its name if that fails."""
+    name = row if seed is None else f"{row}-{seed}"
+    flat = "flat" in row or row == "sft-no-plan"
+    models = ["--actor", args.sft / ("actor-no-plan" if flat else "actor")]
+    models += [] if flat else ["--decomposer", args.sft / "decomposer"]
+    browsers = ["--concurrency", args.concurrency, "--browsers", args.browsers, "--T", T, *TOKENS]
+    train = ["train_rl.py", *models, "--tasks", "pocket-rl", "--K", K, *ROWS.get(row, ("", []))[1], "--lr", args.lr,
+             "--tasks-per-batch", args.tasks_per_batch, "--limit-batches", args.batches, "--micro-batch", 16, "--seed", seed,
+             *browsers, "--out", args.out / name]
+    test = ["evaluate.py", *models, *["--no-plan"] * flat, "--tasks", "pocket-eval", "--limit", args.limit, "--runs", 1,
+            *browsers, "--out", args.out / f"{name}-eval"]
+    test += [] if seed is None else ["--adapters", args.out / name]
+    for command in ([] if seed is None else [train]) + [test]:
+        began = time.monotonic()
+        with (args.out / f"{name}.log").open("ab") as log:
+            done = subprocess.run([sys.executable, *map(str, command)], check=False, stdout=log, stderr=log, cwd=ROOT,
+                                  env=os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")})
+        print(f"{name}: {command[0]} {'failed' if done.returncode else 'done'} after {time.monotonic() - began:.0f} s", flush=True)
+        if done.returncode:
+            return name
+    return None
+
+
+def evaluations(args: argparse.Namespace) -> dict[str, list[GroupRecord]]:
+    """The evaluations of every row, fine-tuning first; a row's seeds are its runs."""
+    found = {"fine-tuned, with plans": read_groups(args.out / "sft-eval")}
+    if (args.out / "sft-no-plan-eval").exists():
+        found["fine-tuned, without plans"] = read_groups(args.out / "sft-no-plan-eval")
+    for row in args.rows:
+        found[ROWS[row][0]] = [replace(group, batch=f"seed {seed}") for seed in args.seeds
+                               for group in read_groups(args.out / f"{row}-{seed}-eval")]
+    return found
+
+
+def results(args: argparse.Namespace) -> str:
+    runs, trained = evaluations(args), {task.template for task in load_tasks("pocket")}
+    new = {name: [g for g in groups if g.task.template not in trained] for name, groups in runs.items()}
+    lines = ["## Held-out tasks", "", compare_markdown(compare(runs))]
+    if all(new.values()):
+        lines += ["## Of these, templates that no training task has", "", compare_markdown(compare(new))]
+    lines += ["## Reward by batch and seed", ""]
+    spent = []
+    for row in args.rows:
+        for seed in args.seeds:
+            rows = [r for r in read_metrics(args.out / f"{row}-{seed}" / "metrics.jsonl") if r["pass"] == 0]
+            lines.append(f"{ROWS[row][0]}, seed {seed}: " + " ".join(f"{r['reward']:.2f}" for r in rows) + "  ")
+            both = read_metrics(args.out / f"{row}-{seed}" / "metrics.jsonl")
+            spent.append(sum(r["seconds/rollout"] for r in rows) + sum(
+                value for r in both for key, value in r.items() if key.startswith("seconds/update_")))
+    tasks = len(spent) * args.batches * args.tasks_per_batch
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{os.cpu_count()} CPU cores"
+    lines += ["", f"RL took {sum(spent):.0f} s on {device}, {sum(spent) / tasks:.1f} s a task, with {args.jobs} runs at once.", ""]
+    if "joint" in args.rows:
+        lines += ["## Completed subtasks against success, before and after", "", subgoals(args), *plans(args)]
+    return "\n".join(lines)
+
+
+def subgoals(args: argparse.Namespace) -> str:
+    folders = [args.out / "sft-eval", args.out / f"joint-{args.seeds[0]}-eval"]
+    done = subprocess.run([sys.executable, "-m", "jhima.subgoals", *map(str, folders), "--out", str(args.out / "subgoals.png")],
+                          check=False, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    return done.stdout if done.returncode == 0 else "The judge gave no verdicts.\n"
+
+
+def plans(args: argparse.Namespace) -> list[str]:
+    """The plans of three tasks that joint RL changed, those first that it solved."""
+    before = {g.task.id: g for g in read_groups(args.out / "sft-eval") if g.plans and g.episodes}
+    after = {g.task.id: g for g in read_groups(args.out / f"joint-{args.seeds[0]}-eval") if g.plans and g.episodes}
+    changed = [(g, after[key]) for key, g in before.items() if key in after and g.plans[0].subtasks != after[key].plans[0].subtasks]
+    changed.sort(key=lambda pair: (pair[0].episodes[0].reward or 0) - (pair[1].episodes[0].reward or 0))
+    lines = ["", "## Plans before and after joint RL", ""]
+    for old, new in changed[:3]:
+        lines += [f"**{old.task.intent}**", "", *(f"- {when} (reward {g.episodes[0].reward}): " + "; ".join(g.plans[0].subtasks)
+                                                  for when, g in (("before", old), ("after", new))), ""]
+    return lines + [f"{len(changed)} of {len(before)} plans changed."]
+
+
+def curves(args: argparse.Namespace, png: Path) -> None:
+    """Mean reward by rollout batch, a line a row: the seeds' mean, smoothed over three batches; the band is their range."""
+    matplotlib.use("Agg")
+    figure = Figure(figsize=(9, 4.6), dpi=100, layout="constrained")
+    axis = figure.subplots()
+    for row, colour in zip(args.rows, COLOURS):
+        R = np.array([[r["reward"] for r in read_metrics(args.out / f"{row}-{seed}" / "metrics.jsonl") if r["pass"] == 0]
+                      for seed in args.seeds], dtype=float)                                            # [seeds, batches]
+        window = min(3, R.shape[1])
+        smooth = np.array([np.convolve(r, np.ones(window) / window, mode="valid") for r in R])         # [seeds, batches - window + 1]
+        x = np.arange(window - 1, R.shape[1])
+        axis.plot(x, smooth.mean(0), color=colour, linewidth=2, label=ROWS[row][0])
+        axis.fill_between(x, smooth.min(0), smooth.max(0), color=colour, alpha=0.13, linewidth=0)
+    plain(axis)
+    axis.set_ylim(bottom=0)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.set_xlabel("rollout batch", fontsize=11, color=INK)
+    axis.set_ylabel("success during training", fontsize=11, color=INK)
+    axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False, fontsize=10, labelcolor=INK)
+    figure.savefig(png, facecolor="white")
+
+
+if __name__ == "__main__":
+    main()
