@@ -159,6 +159,8 @@ def main() -> None:
         print(f"{len(tasks)} tasks, {args.tasks_per_batch} a batch on {world} ranks; {args.K} plans x {args.M} episodes a task; loss "
               f"constants: actor {Z['actor']:g}, decomposer {Z['decomposer']:g}" + (f"; resuming at batch {start}" if start else ""),
               flush=True)
+        if world > args.tasks_per_batch:
+            print(f"warning: --tasks-per-batch {args.tasks_per_batch}: {world - args.tasks_per_batch} ranks play nothing", file=sys.stderr)
 
     # ---- 3. Rollout, update, checkpoint ----
     asyncio.run(train(args, tasks, learners, start, rank, world, track))
