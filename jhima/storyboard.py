@@ -207,7 +207,7 @@ def _notes(group: GroupRecord, e: EpisodeRecord) -> list[Note]:
     if e.answer:
         notes.append(Note("Answer", (e.answer,)))
     said = {None: "no sample: " + e.failure, 1: "success", 0: "failure"}[e.reward]
-    checks = tuple(f"{c.what}: {c.reason}" for c in e.checks if not c.passed) if e.reward == 0 else ()
+    checks = tuple(f"{c.what}: {c.reason}" for c in e.checks if c.passed is False) if e.reward == 0 else ()
     return [*notes, Note(f"After {e.length} steps", (said, *checks), GOOD if e.reward else BAD)]
 
 

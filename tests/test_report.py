@@ -12,9 +12,11 @@ from test_figures import write_metrics
 
 from jhima.chromium import find_chromium
 from jhima.actions import Action, Turn
+from jhima.analysis import success_table
 from jhima.episodes import Episode, Plan, Step, save_episode, save_plans
 from jhima.records import read_groups
 from jhima.report import main, write_folder, write_report
+from jhima.storyboard import _notes
 from jhima.tasks import Task
 from jhima.views import AS_IS, in_full
 
@@ -252,6 +254,25 @@ def test_a_large_screenshot_becomes_a_small_one_and_a_broken_one_none(run, open_
     assert page.locator(".frame").nth(1).inner_text().startswith("no screenshot")
     page.keyboard.press("ArrowDown")
     assert "cannot be read" in page.locator(".episode .notice").inner_text()
+
+
+def test_a_check_without_a_verdict_is_no_failed_one(open_page, tmp_path):
+    """... in a run read back, its table, its report and its storyboard."""
+    save_task(tmp_path, "run_0", "t", "map", "Find it", [[0, None]])
+    for place, reward, verdicts in (("p0_e0", 0, [None, False]), ("p0_e1", None, [None, True])):
+        path = tmp_path / "rollouts" / "run_0" / "t" / place / "episode.json"
+        checks = [{"kind": "string_match", "what": f"fuzzy {passed}", "passed": passed, "reason": "said"} for passed in verdicts]
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"reward": reward, "failure": None, "checks": checks}))
+    (group,) = read_groups(tmp_path)
+    assert [[check.passed for check in e.checks] for e in group.episodes] == [[None, False], [None, True]]
+    assert [e.failure for e in group.episodes] == ["", "judge: no verdict"]
+    table = success_table([group])
+    assert (table.overall.failed, table.overall.unscored, table.failures) == (1, 1, {"judge": 1})
+    assert _notes(group, group.episodes[0])[-1].lines == ("failure", "fuzzy False: said")
+    write_report(tmp_path, tmp_path / "page.html")
+    page = open_page(tmp_path / "page.html")
+    page.keyboard.press("j")
+    assert page.locator(".episode .checks tbody tr td:nth-child(3)").all_inner_texts() == ["not known", "no"]
 
 
 def test_command_line(run, tmp_path, capsys):
