@@ -83,13 +83,12 @@ def stop_engine(engine: AsyncLLM) -> None:
 
 @contextmanager
 def _environment(device: torch.device) -> Iterator[None]:
-    """What the engine's process starts with: this rank's GPU and ports, no compiler on a CPU, and not our script.
+    """What the engine's process starts with: this rank's GPU alone, no compiler on a CPU, and not our script.
 
     A spawned process imports its parent's main module first: all that training needs and an engine does not, for
     seconds, and vLLM's CPU build fails where Flask is among it.
     """
-    ours = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn",         # a fork would copy this process's threads half-way
-            "VLLM_PORT": str(20_000 + 100 * int(os.environ.get("LOCAL_RANK", 0)))}     # where it looks for a free one
+    ours = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}         # a fork would copy this process's threads half-way
     if device.type == "cuda":
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(torch.cuda.device_count())))).split(",")
         ours["CUDA_VISIBLE_DEVICES"] = visible[device.index or 0]
