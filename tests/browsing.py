@@ -1,5 +1,4 @@
 """A small troublesome site and a real Chromium, for the tests of the browser."""
-import asyncio
 import os
 import threading
 import time
@@ -132,13 +131,6 @@ def site():
 @pytest.fixture(scope="module")
 def lease(site):
     return Lease({"shopping": site.url}, {"X-Pocket-World": "w1"}, {}, (336, 336))
-
-
-@pytest.fixture(scope="module")
-def loop():
-    loop = asyncio.new_event_loop()
-    yield loop
-    loop.close()
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """Shared fixtures: one thread a process, an untrained pocket model, and made-up samples."""
 from __future__ import annotations
 
+import asyncio
 import io
 import multiprocessing
 import os
@@ -16,10 +17,10 @@ import pytest
 import torch
 from PIL import Image
 
-from stubs import browser, loop, world
+from stubs import browser, world
 
 torch.set_num_threads(1)
-__all__ = ["browser", "loop", "world"]      # fixtures for all files
+__all__ = ["browser", "world"]      # fixtures for all files
 
 
 def start_process(target, *args: object) -> multiprocessing.Process:
@@ -32,6 +33,14 @@ def start_process(target, *args: object) -> multiprocessing.Process:
     process = context.Process(target=target, args=args)
     process.start()
     return process
+
+
+@pytest.fixture(scope="session")
+def loop():
+    """Where the tests' browsers live, whatever their scope."""
+    loop = asyncio.new_event_loop()
+    yield loop
+    loop.close()
 
 
 @pytest.fixture(scope="session")

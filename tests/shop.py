@@ -1,9 +1,9 @@
 """A stub of WebArena's shop over HTTP, which a test breaks at will: login form, orders, REST API, reset."""
 import json
-import threading
 from http.cookies import SimpleCookie
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
+
+from serving import Server
 
 FORM = """<form method=post action=/customer/account/login/><label>Email <input name=user></label>
 <label>Password <input name=password type=password></label><button>Sign In</button></form>"""
@@ -12,8 +12,8 @@ HOME = """<h1>One Stop Market</h1><form method=post action=/order><input name=it
 <form method=post action=/graphql><input name=query value="{products}"><button id=look>Look</button></form>"""
 
 
-class Shop:
-    """A context manager; `url` inside it. State: `orders`, `sessions`, `resets`. Switches: `status` of every page,
+class Shop(Server):
+    """State: `orders`, `sessions`, `resets`. Switches: `status` of every page,
     `content` of the first one. `seen`: (method, path) of every request. `header`: the value of X-Login that logs in."""
 
     def __init__(self, port: int = 0, header: str = "") -> None:
@@ -22,10 +22,12 @@ class Shop:
         self.status, self.seen, self.resets, self.port, self.header = 200, [], 0, port, header
         self.content = "One Stop Market"
 
-    def answer(self, method: str, path: str, cookie: str, headers, body: str) -> tuple[int, dict, str]:
+    def answer(self, method, path, headers, body):
+        path, cookies = urlsplit(path).path, SimpleCookie(headers.get("Cookie", ""))
         self.seen.append((method, path))
+        cookie = cookies["PHPSESSID"].value if "PHPSESSID" in cookies else ""
         inside = cookie in self.sessions or bool(self.header and headers.get("X-Login") == self.header)
-        form = {key: values[0] for key, values in parse_qs(body).items()}
+        form = {key: values[0] for key, values in parse_qs(body.decode()).items()}
         to_form = (302, {"Location": "/customer/account/login/"}, "")
         if path == "/reset":
             self.orders, self.resets = ["first"], self.resets + 1
@@ -56,34 +58,3 @@ class Shop:
         if path.startswith("/sales/order/view/order_id/"):
             return 200, {}, f"<p class=order-details-items>{self.orders[int(path.split('/')[-2]) - 1]}</p>"
         return 200, {}, f"<p>{path}</p><a id=account href=/account>account</a>"
-
-    def __enter__(self) -> "Shop":
-        shop = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
-                cookies = SimpleCookie(self.headers.get("Cookie", ""))
-                cookie = cookies["PHPSESSID"].value if "PHPSESSID" in cookies else ""
-                status, headers, text = shop.answer(self.command, urlsplit(self.path).path, cookie, self.headers, body)
-                self.send_response(status)
-                for name, value in ({"Content-Type": "text/html"} | headers).items():
-                    self.send_header(name, value)
-                self.send_header("Content-Length", str(len(text.encode())))
-                self.end_headers()
-                self.wfile.write(text.encode())
-
-            do_POST = do_GET
-
-            def log_message(self, *_arguments: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
-        self.server.daemon_threads = True
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.server.shutdown()
-        self.server.server_close()

@@ -1,62 +1,36 @@
 """A stub site, session and judge for the tests of evaluators; the site speaks HTTP, pages are in a real Chromium."""
 import asyncio
 import json
-import threading
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 from urllib.parse import unquote_plus
 
 import pytest
 from playwright.async_api import async_playwright
+from serving import Server
 
 from jhima.chromium import find_chromium
 from jhima.rewards import Judge, score
 from jhima.tasks import Task
-
 
 URLS = {"shopping": "http://h:1", "shopping_admin": "http://h:2/admin", "reddit": "http://h:3", "gitlab": "http://h:4",
         "map": "http://h:5"}
 
 
 @dataclass
-class Site:
-    """An HTTP server in a thread: `pages` path -> HTML, (status, HTML) or a function of the request's body."""
+class Site(Server):
+    """`pages`: path -> HTML, a JSON value, (status, either) or a function of the request's body that gives one."""
     pages: dict = field(default_factory=dict)
     seen: list = field(default_factory=list)              # (path, headers, body)
 
-    def __enter__(self) -> "Site":
-        site = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                site.seen.append((self.path, dict(self.headers), body))
-                reply = site.pages.get(unquote_plus(self.path), (404, "missing"))
-                reply = reply(body) if callable(reply) else reply
-                status, text = reply if isinstance(reply, tuple) else (200, reply)
-                data = (text if isinstance(text, str) else json.dumps(text)).encode()
-                self.send_response(status)
-                kind = "text/html; charset=utf-8" if isinstance(text, str) else "application/json"
-                self.send_header("Content-Type", kind)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            do_POST = do_GET
-
-            def log_message(self, *_arguments: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.server.shutdown()
-        self.server.server_close()
+    def answer(self, _method, path, headers, body):
+        self.seen.append((path, dict(headers), body))
+        reply = self.pages.get(unquote_plus(path), (404, "missing"))
+        reply = reply(body) if callable(reply) else reply
+        status, content = reply if isinstance(reply, tuple) else (200, reply)
+        if isinstance(content, str):
+            return status, {}, content
+        return status, {"Content-Type": "application/json"}, json.dumps(content)
 
 
 @dataclass
@@ -74,13 +48,6 @@ class Session:
 def lease_of(site: Site) -> SimpleNamespace:
     return SimpleNamespace(urls=dict.fromkeys(("shopping", "reddit", "gitlab"), site.url), headers={"X-World": "w1"},
                            accounts={"shopping_admin": ("admin", "secret")})
-
-
-@pytest.fixture(scope="session")
-def loop():
-    loop = asyncio.new_event_loop()
-    yield loop
-    loop.close()
 
 
 @pytest.fixture(scope="session")

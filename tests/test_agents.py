@@ -5,15 +5,15 @@ import asyncio
 import base64
 import io
 import json
-import threading
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from conftest import ROOT, screenshot
 from PIL import Image
+from stubs import Site
+from test_judge import CHAT, reply
 
 import evaluate
 from jhima.actions import Action, parse
@@ -35,32 +35,12 @@ SIZE, GRID = (336, 336), smart_resize(336, 336)
 @contextmanager
 def endpoint(answer):
     """An OpenAI-compatible server whose replies are `answer(request body)`, a text or an HTTP status; gives its URL."""
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def said(body: bytes) -> tuple[int, dict]:
+        found = answer(json.loads(body))
+        return (found, {"error": {"message": "no"}}) if isinstance(found, int) else reply(found)
 
-        def do_POST(self):
-            reply = answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            status = reply if isinstance(reply, int) else 200
-            body = json.dumps({"error": {"message": "no"}} if status != 200 else {
-                "id": "1", "object": "chat.completion", "created": 0, "model": "m",
-                "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": reply}}]}).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_args):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/v1"
-    finally:
-        server.shutdown()
-        server.server_close()
+    with Site({CHAT: said}) as site:
+        yield f"{site.url}/v1"
 
 
 def texts(body: dict) -> str:
@@ -99,13 +79,6 @@ def test_the_others_see_one_image_and_fifteen_operations_numbered_from_one(name,
 
 
 # ---- end to end ----
-
-@pytest.fixture(scope="module")
-def loop():
-    loop = asyncio.new_event_loop()
-    yield loop
-    loop.close()
-
 
 @pytest.fixture(scope="module")
 def env(loop):

@@ -110,6 +110,19 @@ def test_two_rollouts_that_place_an_order_are_each_scored_on_their_own(play):
     assert done[0].checks[0]["reason"] == "found 'mug'"
 
 
+def test_an_episode_is_scored_once_however_many_steps_it_has(play):
+    """BrowserGym scores after every step, on the agent's own page, and ends the episode where that is 1."""
+    places = []
+
+    async def where(session):
+        places.append(session.page.url)
+    (done,) = play.run(1, (buys("mug"), lambda _: [
+        click("#buy", "mug"), where, lambda session: session.page.goto(play.shops[0].url + "/account"), where]))
+    assert done.reward == 1 and len(done.steps) == 5, done
+    assert [path for _, path in play.shops[0].seen].count("/rest/V1/orders") == 1
+    assert places[0].endswith("/order_id/2/") and places[1].endswith("/account") and done.final_url == places[1]
+
+
 def test_reads_by_post_are_no_change_and_readers_share(play):
     look = Task("t-look", ("shopping",), "__SHOPPING__", "Look", {"eval_types": ["string_match"],
                                                                  "reference_answers": {"must_include": ["x"]}})

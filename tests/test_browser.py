@@ -4,7 +4,7 @@ import time
 from io import BytesIO
 
 import pytest
-from browsing import at, browsers, key, lease, loop, play, site  # noqa: F401  fixtures among them
+from browsing import at, browsers, key, lease, play, site  # noqa: F401  fixtures among them
 from PIL import Image
 
 from jhima.actions import Action

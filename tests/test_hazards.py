@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
-from browsing import PAGES, Site, at, browsers, chromiums, lease, loop, play, running, site  # noqa: F401  fixtures among them
+from browsing import PAGES, Site, at, browsers, chromiums, lease, play, running, site  # noqa: F401  fixtures among them
 
 from jhima.actions import Action
 from jhima.chromium import Browsers

@@ -8,7 +8,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 from benchmarks.memory import measure, tree
-from browsing import browsers, chromiums, lease, loop, running, site  # noqa: F401  fixtures among them
+from browsing import browsers, chromiums, lease, running, site  # noqa: F401  fixtures among them
 
 from jhima.actions import Action
 from jhima.arena import PocketArena

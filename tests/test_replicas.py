@@ -193,6 +193,8 @@ def test_a_replica_that_does_not_work_is_left_alone_and_taken_back(arena, capsys
         for _ in range(3):
             async with arena.lease(READS) as lease:
                 assert lease.urls["shopping"] == shops[1].url    # rollouts go on where it works
+        while not arena.counts["failed checks"]:
+            await asyncio.sleep(0.02)
         vars(shops[0]).update({"status": 200, "content": "One Stop Market"})
         await asyncio.sleep(0.4)
         async with arena.lease(CHANGES) as one, arena.lease(CHANGES) as two:

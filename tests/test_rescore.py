@@ -7,8 +7,8 @@ from stubs import URLS, Site, html, score_answer, string
 from test_judge import CHAT, reply
 
 import evaluate
-from jhima.episodes import Episode, Plan, Step, load_episode, save_episode, save_plans
 from jhima.actions import Turn
+from jhima.episodes import Episode, Plan, Step, load_episode, save_episode, save_plans
 from jhima.rewards import Check
 from jhima.tasks import load_tasks, parse_task
 
@@ -71,6 +71,13 @@ def rescored(run, monkeypatch, capsys):
     return command
 
 
+@pytest.fixture
+def silent():
+    """A judge that refuses at once, whose key is wrong."""
+    with Site({CHAT: (401, {})}) as judge:
+        yield f"{judge.url}/v1"
+
+
 def says(body: bytes) -> tuple:
     asked = json.loads(json.loads(body)["messages"][1]["content"])
     return reply(f"VERDICT: {'correct' if 'right' in asked['answer'] or asked['reference'] == 'a refund' else 'incorrect'}")
@@ -97,15 +104,15 @@ def test_what_the_judge_did_not_say_is_asked_later_and_kept(run, rescored):
     assert json.loads((run / "args.json").read_text())["judge_model"] == "other"        # what it would go on with
 
 
-def test_published_rules_and_ours_are_had_from_the_same_episodes(run, rescored):
-    assert "3 changed, 2 without a reward" in rescored("--published-rules", "--judge-url", "http://127.0.0.1:9/v1")
+def test_published_rules_and_ours_are_had_from_the_same_episodes(run, rescored, silent):
+    assert "3 changed, 2 without a reward" in rescored("--published-rules", "--judge-url", silent)
     assert rewards(run) == [None, 1, 0, 1, 1, None, None]                               # 1 in 11, query order, /issues/80
     assert json.loads((run / "args.json").read_text())["published_rules"] is True
     assert "0 changed" in rescored()                                                    # the run's own are the default
     assert "3 changed" in rescored("--no-published-rules") and rewards(run) == [None, 0, 1, 0, 1, None, None]
 
 
-def test_a_mended_task_file_is_what_counts_but_pages_keep_their_verdict(run, rescored):
+def test_a_mended_task_file_is_what_counts_but_pages_keep_their_verdict(run, rescored, silent):
     rows = json.loads((run.parent / "t.json").read_text())
     rows[1]["eval"]["reference_answers"] = {"must_include": ["11"]}
     rows[3]["eval"]["reference_url"] = "__GITLAB__/issues/80"
@@ -113,17 +120,17 @@ def test_a_mended_task_file_is_what_counts_but_pages_keep_their_verdict(run, res
     rows[2]["eval"] = string(must_include=["x"])                 # asks for what the episode was never asked
     (run.parent / "t.json").write_text(json.dumps(rows[:5] + rows[6:]))
     (run / "rollouts" / "run_0" / "t-0" / "p0_e0" / "episode.json").write_text("{")
-    assert rescored("--judge-url", "http://127.0.0.1:9/v1") == (
+    assert rescored("--judge-url", silent) == (
         "5 episodes scored again: 2 changed, 1 without a reward, 2 with a verdict kept for want of a browser or a judge, "
         "1 unreadable")
     (run / "rollouts" / "run_0" / "t-0" / "p0_e0" / "episode.json").unlink()
     assert [load_episode(run / "rollouts" / "run_0" / f"t-{n}", 0, 0).reward for n in range(1, 7)] == [1, 1, 1, 1, None, None]
 
 
-def test_an_episode_without_the_urls_of_its_sites_keeps_what_was_said_of_them(run, rescored):
+def test_an_episode_without_the_urls_of_its_sites_keeps_what_was_said_of_them(run, rescored, silent):
     path = run / "rollouts" / "run_0" / "t-3" / "p0_e0" / "episode.json"
     path.write_text(json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key != "urls"}))
-    line = rescored("--published-rules", "--judge-url", "http://127.0.0.1:9/v1")
+    line = rescored("--published-rules", "--judge-url", silent)
     assert "2 changed, 2 without a reward, 2 with a verdict kept" in line and rewards(run)[3] == 0
 
 

@@ -73,8 +73,10 @@ def launch(launcher: str, hosts, folder: Path, out: Path, log: Path):
     with ExitStack() as stack:
         file = stack.enter_context(open(log, "a"))
         if launcher == "torchrun":
+            # The first host is told that it is the endpoint's, which it would see from its name.
             commands = [["torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint",
-                         f"{ADDRESSES[0]}:{port}", "--local-addr", address] for address in ADDRESSES]
+                         f"{ADDRESSES[0]}:{port}", "--rdzv-conf", f"is_host={address == ADDRESSES[0]}", "--local-addr", address]
+                        for address in ADDRESSES]
         else:
             deepspeed = ["deepspeed.launcher.runner", "--hostfile", str(folder / "hostfile"), "--master_addr", ADDRESSES[0],
                          "--master_port", port]
@@ -84,8 +86,14 @@ def launch(launcher: str, hosts, folder: Path, out: Path, log: Path):
                 env["PDSH_SSH_ARGS_APPEND"] = stack.enter_context(logins(hosts, folder))
                 env["DS_ENV_FILE"] = str(folder / "env")          # ssh passes no variables on
                 (folder / "env").write_text("".join(f"{name}={env[name]}\n" for name in ("GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS")))
-        yield [subprocess.Popen(["ip", "netns", "exec", host, sys.executable, "-m", *command, *script], cwd=ROOT, env=env,
-                                stdout=file, stderr=file) for host, command in zip(hosts, commands)]
+        jobs = [subprocess.Popen(["ip", "netns", "exec", host, sys.executable, "-m", *command, *script], cwd=ROOT, env=env,
+                                 stdout=file, stderr=file) for host, command in zip(hosts, commands)]
+        try:
+            yield jobs
+        finally:
+            for job in jobs:
+                job.terminate()                                   # the launchers end what they have started
+                job.wait(60)
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", *os.environ.get("LAUNCHERS", "").split()])
