@@ -37,6 +37,7 @@ SHORTCUTS = {"Alt+ArrowLeft": "back", "Alt+ArrowRight": "forward", "Control+[": 
              "Control+w": "close", "Control+F4": "close", "Control+Tab": "next", "Control+PageDown": "next",
              "Control+Shift+Tab": "previous", "Control+PageUp": "previous", "F5": "reload", "Control+r": "reload"}
 
+
 @dataclass(frozen=True)
 class Observation:
     """What an agent sees: the viewport as PNG, width x height pixels (one a CSS pixel), and the page's URL."""
@@ -183,9 +184,8 @@ class Session:
             case "drag":
                 await self._do(self._drag(action), "a drag")
             case "scroll":
-                centre = self.width / 2, self.height / 2
-                at = self._point(*(centre if action.x is None else (action.x, action.y)))
-                await self._do(mouse.move(*at), "a move of the mouse")
+                at = (self.width / 2, self.height / 2) if action.x is None else (action.x, action.y)
+                await self._do(mouse.move(*self._point(*at)), "a move of the mouse")
                 dx, dy = (min(max(-10_000.0, d), 10_000.0) for d in (action.dx, action.dy))
                 await self._do(mouse.wheel(dx, dy), "a scroll")
             case "type":
@@ -244,8 +244,7 @@ class Session:
         await self._do(self.page.evaluate("window.__options?.shut()"), "a select box")      # a click would only shut it
         await self._do(self.page.mouse.click(*self._point(action.x, action.y)), "a click")
         find = self.page.evaluate("text => window.__options?.find(text) ?? null", action.option)
-        place = await self._do(find, "a select box")
-        if place:
+        if place := await self._do(find, "a select box"):
             await self._do(self.page.mouse.click(*place), "a click")
         elif place is not None:
             await self._do(self.page.keyboard.press("Escape"), "a key")
@@ -305,8 +304,7 @@ class Session:
         Back in the history that page is as it was left; it is loaded anew where that leads away again, and where the
         redirect took its place in the history.
         """
-        page = self.page
-        history = await self._command("Page.getNavigationHistory")
+        page, history = self.page, await self._command("Page.getNavigationHistory")
         now, entries = history["currentIndex"], history["entries"]
         url = entries[now]["url"]                           # page.url has the error page's own
         if host_of(url) in self._origins or returns > 3:
