@@ -23,6 +23,7 @@ import json
 import os
 import sys
 from collections import Counter
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import torch
@@ -38,7 +39,7 @@ from jhima.prompts import Prompts, load_prompts
 from jhima.records import GroupRecord, read_args, read_groups, write_planned
 from jhima.rescore import rescore
 from jhima.rollout import Agents, Environment, Sampling, rollout, seed_of
-from jhima.runs import add_site_arguments, check_environment, environment, judge_for, same_run
+from jhima.runs import add_sampler_arguments, add_site_arguments, check_environment, environment, judge_for, same_run
 from jhima.sampler import LocalSampler
 from jhima.tasks import NAMES, Task, load_tasks
 
@@ -71,6 +72,7 @@ def parse_args() -> argparse.Namespace:
     add("--temperature", type=float, default=0.0, help="of the actor; the plan's is 0 (default: %(default)s)")
     add("--plan-tokens", type=int, default=512, help="token budget of a plan (default: %(default)s)")
     add("--action-tokens", type=int, default=256, help="token budget of an action (default: %(default)s)")
+    add_sampler_arguments(add)
     add("--concurrency", type=int, default=32, help="browser contexts at once (default: %(default)s)")
     add("--browsers", type=int, default=1, help="Chromium processes (default: %(default)s)")
     add("--full", action="store_true", help="the pocket arena at 1280x720 with longer, shuffled lists")
@@ -121,25 +123,20 @@ def main() -> None:
             raise ValueError(f"expected at least one run of one task, got --runs {args.runs} and {len(tasks)} tasks")
         check_environment(args, tasks)
         same_run(args, "evaluate.py", free={"concurrency", "browsers", "sites", "runs", "judge_url", "compare",
-                                            "agent_url", "grounder_url"})
+                                            "agent_url", "grounder_url", "sampler", "kv_gib"})
         write_planned(args.out, args.runs, tasks)
     except ValueError as error:
         sys.exit(f"evaluate.py: {error}")
 
-    # ---- 2. Models ----
-    agents = load_agents(args, adapters) if roles else load_baseline(args)
-    if args.unparseable == "fail":
-        agents.dialect = failing(agents.dialect)
+    # ---- 2. Episodes ----
+    asyncio.run(play(args, adapters, tasks))
 
-    # ---- 3. Episodes ----
-    asyncio.run(play(args, agents, tasks))
-
-    # ---- 4. Table ----
+    # ---- 3. Table ----
     write_table(args.out)
 
 
-def load_agents(args: argparse.Namespace, adapters: dict[str, Path]) -> Agents:
-    """Decomposer and actor, each a checkpoint or, as URL#MODEL, behind an OpenAI-compatible API."""
+async def load_agents(args: argparse.Namespace, adapters: dict[str, Path], stack: AsyncExitStack) -> Agents:
+    """Decomposer and actor, each a checkpoint or, as URL#MODEL, behind an OpenAI-compatible API. `stack` ends vLLM."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     samplers, prompts = {}, {}
     for role in ("actor",) if args.no_plan else ("decomposer", "actor"):
@@ -149,6 +146,10 @@ def load_agents(args: argparse.Namespace, adapters: dict[str, Path]) -> Agents:
         else:
             policy = load_policy(source, device, default_dtype(device), adapter=adapters.get(role), prompts=args.prompt).eval()
             samplers[role], prompts[role] = LocalSampler(policy), policy.prompts
+            if args.sampler == "vllm":
+                from jhima.vllm_sampler import with_engine                     # not every machine has vLLM
+                samplers[role] = with_engine(policy, source, args.kv_gib, stack)
+                await samplers[role].sync()
     return Agents(samplers.get("decomposer"), samplers["actor"], prompts.get("decomposer", prompts["actor"]), prompts["actor"])
 
 
@@ -224,7 +225,15 @@ def write_results(out: Path | None, name: str, markdown: str, csv: str, json: st
             (out / f"{name}.{ending}").write_text(text, "utf-8")
 
 
-async def play(args: argparse.Namespace, agents: Agents, tasks: list[Task]) -> None:
+async def play(args: argparse.Namespace, adapters: dict[str, Path], tasks: list[Task]) -> None:
+    async with AsyncExitStack() as stack:
+        agents = await load_agents(args, adapters, stack) if args.agent == "jhima" else load_baseline(args)
+        if args.unparseable == "fail":
+            agents.dialect = failing(agents.dialect)
+        await play_all(args, agents, tasks)
+
+
+async def play_all(args: argparse.Namespace, agents: Agents, tasks: list[Task]) -> None:
     with tqdm(total=args.runs * len(tasks), desc="evaluate", unit="episode") as bar:
         won, played = 0, 0
 

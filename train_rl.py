@@ -44,7 +44,7 @@ from jhima.policy import Policy, Sample, check_checkpoint, default_dtype, load_p
 from jhima.prompts import load_prompts
 from jhima.ranks import balanced, check_agreed, leave
 from jhima.rollout import Agents, Environment, Sampling, rollout, seed_of
-from jhima.runs import add_site_arguments, check_environment, environment, same_run
+from jhima.runs import add_sampler_arguments, add_site_arguments, check_environment, environment, same_run
 from jhima.sampler import LocalSampler
 from jhima.tasks import NAMES, Task, load_tasks
 
@@ -75,8 +75,7 @@ def parse_args() -> argparse.Namespace:
     add("--action-tokens", type=int, default=256, help="token budget of an action (default: %(default)s)")
     add("--concurrency", type=int, default=32, help="browser contexts at once, a rank (default: %(default)s)")
     add("--browsers", type=int, default=1, help="Chromium processes, a rank (default: %(default)s)")
-    add("--sampler", choices=("local", "vllm"), default="local", help="vllm: an engine a policy (default: the policies themselves)")
-    add("--kv-gib", type=float, default=12.0, help="vLLM: GiB of a GPU for each engine's keys and values (default: %(default)s)")
+    add_sampler_arguments(add)
     add("--sampler-batch", type=int, default=32, help="replies sampled together; 1: no reply depends, even in its last "
         "bit, on what else is asked at that time (default: %(default)s)")
     add = parser.add_argument_group("objective").add_argument
@@ -198,6 +197,7 @@ async def train(args: argparse.Namespace, tasks: list[Task], learners: list[Lear
     batches = task_batches(tasks, args)
     async with AsyncExitStack() as stack:
         agents = make_agents(args, learners, stack)
+        samplers = {agents.decomposer, agents.actor} - {None}
         env = await stack.enter_async_context(environment(args))
         for number in tqdm(range(start, len(batches)), initial=start, total=len(batches), desc="rl", unit="batch",
                            disable=rank != 0):
@@ -207,16 +207,19 @@ async def train(args: argparse.Namespace, tasks: list[Task], learners: list[Lear
             how = Sampling(args.temperature, args.temperature, args.plan_tokens, args.action_tokens,
                            seed_of(args.seed, number), args.replan, args.milestone > 0)
             env.failures.clear()
-            sampled = tokens_sampled(agents)
-            await asyncio.gather(*(sampler.sync() for sampler in {agents.decomposer, agents.actor} - {None}))
+            sampled = sum(sampler.tokens for sampler in samplers)
+            for sampler in samplers:
+                await sampler.sync()
             await play_batch(env, agents, batches[number][rank::world], args, how, folder, rank)
             dist.barrier()
             groups = [g for t in batches[number] if (g := load_group(folder / t.id, t, args.K, args.M))]
             check_agreed("episodes", [(g.task.id, g.rewards().tolist()) for g in groups])
             seconds = {"seconds/rollout": time.monotonic() - began}
-            sampled = all_sum(tokens_sampled(agents) - sampled)[0]
+            sampled = all_sum(sum(sampler.tokens for sampler in samplers) - sampled)[0]
 
             # 3b. Update (eqs. 5 to 11): each role from its own samples, both from the same batch.
+            for sampler in samplers:
+                await sampler.rest()
             Z = constants(args, len(batches[number]))
             player = {t.id: at % world for at, t in enumerate(batches[number])}
             played = [[g for g in groups if player[g.task.id] == r] for r in range(world)]
@@ -247,17 +250,13 @@ def make_agents(args: argparse.Namespace, learners: list[Learner], stack: AsyncE
         sampler = LocalSampler(learner.policy, args.sampler_batch)
         if args.sampler == "vllm":
             from jhima.vllm_sampler import with_engine                         # not every machine has vLLM
-            sampler = with_engine(learner.policy, getattr(args, source), args.lora_rank, int(args.kv_gib * 2**30), stack)
+            sampler = with_engine(learner.policy, getattr(args, source), args.kv_gib, stack)
         for role in learner.roles:
             samplers[role], prompts[role] = sampler, learner.policy.prompts
     if "#" in args.decomposer and not (args.no_plan or args.shared):
         samplers["decomposer"] = ApiSampler(*args.decomposer.rsplit("#", 1))
         prompts["decomposer"] = load_prompts(None, args.prompt)
     return Agents(samplers.get("decomposer"), samplers["actor"], prompts.get("decomposer", prompts["actor"]), prompts["actor"])
-
-
-def tokens_sampled(agents: Agents) -> int:
-    return sum(sampler.tokens for sampler in {agents.decomposer, agents.actor} if sampler)
 
 
 async def play_batch(env: Environment, agents: Agents, tasks: list[Task], args: argparse.Namespace, how: Sampling,

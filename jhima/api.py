@@ -24,7 +24,9 @@ class ApiSampler:
         self.tokens = 0                              # sampled so far, for throughput
 
     async def sync(self) -> None:
-        """Nothing to do: this model is not trained."""
+        """Nothing to do before a rollout: this model is not trained."""
+
+    rest = sync                                      # nor before an update
 
     async def sample(self, prompt: Prompt, max_tokens: int, temperature: float, seed: int) -> Completion:
         image = "data:image/png;base64," + base64.b64encode(prompt.image).decode()

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 
 from .arena import PocketArena
@@ -35,6 +36,20 @@ def add_site_arguments(add: Callable) -> None:
     add("--published-rules", action=argparse.BooleanOptionalAction, default=False,
         help="must_include and URLs as WebArena-Lite-v2's harness has them, to compare with published numbers "
              "(jhima/rewards.py)")
+
+
+def add_sampler_arguments(add: Callable) -> None:
+    """The options of what samples replies, for a script's parser."""
+    def sampler(name: str) -> str:
+        if name not in ("local", "vllm"):
+            raise argparse.ArgumentTypeError(f"expected local or vllm, got {name!r}")
+        if name == "vllm" and find_spec("vllm") is None:
+            raise argparse.ArgumentTypeError("vLLM is not installed; requirements.txt has it")
+        return name
+
+    add("--sampler", type=sampler, default="local", metavar="NAME",
+        help="local: transformers, in this process; vllm: an engine a set of weights, for a GPU (default: %(default)s)")
+    add("--kv-gib", type=float, default=12.0, help="vLLM: GiB for each engine's keys and values (default: %(default)s)")
 
 
 def check_environment(args: argparse.Namespace, tasks: Sequence[Task], world: int = 1) -> None:

@@ -51,7 +51,9 @@ class LocalSampler:
         self._running: asyncio.Task | None = None
 
     async def sync(self) -> None:
-        """Nothing to do: it samples from the policy itself."""
+        """Nothing to do before a rollout: it samples from the policy itself."""
+
+    rest = sync                                      # nor before an update
 
     async def sample(self, prompt: Prompt, max_tokens: int, temperature: float, seed: int) -> Completion:
         """One reply to `prompt`; temperature 0 takes the likeliest token."""
