@@ -93,12 +93,12 @@ def randomize(model, seed: int) -> None:
             p.copy_(torch.randn(p.shape, generator=noise, device=p.device) * 0.005)
 
 
-def make_policy(tiny: bool, folder: Path, model=None, **options) -> Policy:
-    """A policy with an adapter over `model`, or over a new one of the shape that `folder` describes."""
+def make_policy(tiny: bool, folder: Path, model=None, rank: int | None = 32, **options) -> Policy:
+    """A policy with an adapter (rank None: without) over `model`, or over a new one of the shape that `folder` describes."""
     if model is None:
         model = (Qwen2_5_VLForConditionalGeneration.from_pretrained(folder, dtype=default_dtype(DEVICE), attn_implementation="sdpa")
                  if tiny else random_model(folder)).to(DEVICE)
-    return Policy(lora(model), AutoTokenizer.from_pretrained(folder), load_prompts(folder), **options).to(DEVICE)
+    return Policy(lora(model, rank) if rank else model, AutoTokenizer.from_pretrained(folder), load_prompts(folder), **options).to(DEVICE)
 
 
 # ---- time and memory ----
