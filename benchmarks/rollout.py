@@ -2,6 +2,7 @@
 
     python benchmarks/rollout.py                      # one GPU, 7B shape, 63 episodes at once: about 8 minutes
     python benchmarks/rollout.py --tiny --M 2 --T 3   # the pocket base model, on anything that runs vLLM
+    python benchmarks/rollout.py --gpu-gib 80 --engines 2 --kv-gib 4 --tasks 1 --T 5       # does it fit 80 GB?
 
 Ours: --tasks tasks of K plans x M episodes x T steps at once, by jhima.rollout and jhima.vllm_sampler, then two passes
 of the update over one task's samples. Against it, for the same work: a lock-step loop that plays one task's K x M
@@ -20,7 +21,7 @@ import random
 import shutil
 import tempfile
 import time
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -69,6 +70,8 @@ def parse_args() -> argparse.Namespace:
     add("--update-samples", type=int, default=160, help="samples of a task to update on; the rest is scaled (default: %(default)s)")
     add("--kv-gib", type=float, default=16, help="vLLM's memory for keys and values (default: %(default)s)")
     add("--browsers", type=int, default=2, help="Chromium processes (default: %(default)s)")
+    add("--engines", type=int, choices=(1, 2), default=1, help="2: one a role, as for two different models (default: %(default)s)")
+    add("--gpu-gib", type=float, help="play a GPU with so much memory: the rest is taken up at the start (default: all)")
     return parser.parse_args()
 
 
@@ -168,14 +171,17 @@ def samples_of(group, coin: random.Random) -> tuple[list[Sample], list[Sample]]:
 
 async def measure(args: argparse.Namespace, folder: Path, watch: Watch) -> dict:
     result: dict = {"device": torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU", "settings": dict(vars(args))}
-    seen = result.setdefault("phases", {})
+    seen, held = result.setdefault("phases", {}), 0.0
+    if args.gpu_gib:
+        held = torch.cuda.mem_get_info()[1] / 2**30 - args.gpu_gib
+        ballast = torch.empty(int(held * 2**30), dtype=torch.uint8, device=DEVICE)  # noqa: F841  held until the end
 
     def note(name: str, phase) -> None:
-        seen[name] = {"seconds": round(phase.seconds, 2), "peak GiB of the GPU": round(phase.peak, 1),
+        seen[name] = {"seconds": round(phase.seconds, 2), "peak GiB of the GPU": round(max(0.0, phase.peak - held), 1),
                       "GPU idle": None if phase.busy is None else round(1 - phase.busy, 3)}
         print(f"{name}: {seen[name]}", flush=True)
 
-    # 1. Two trainers, one engine with both adapters.
+    # 1. Two trainers, and one engine with both adapters or one a trainer.
     with watch.phase() as phase:
         if args.tiny:
             policies = [make_policy(True, folder) for _ in range(2)]
@@ -192,19 +198,21 @@ async def measure(args: argparse.Namespace, folder: Path, watch: Watch) -> dict:
             policy.eval()
     note("start: models", phase)
     actor, decomposer = policies
-    with watch.phase() as phase:
-        engine = start_engine(folder, DEVICE, 32, int(args.kv_gib * 2**30) if DEVICE.type == "cuda" else 256 << 20, max_tokens=4096,
-                              adapters=2, limit_mm_per_prompt={"image": 1, "video": 0}, skip_mm_profiling=True)
-    note("start: vLLM", phase)
-    try:
-        act, plan = VllmSampler(actor, engine), VllmSampler(decomposer, engine)
+    kv_bytes = int(args.kv_gib * 2**30) if DEVICE.type == "cuda" else 256 << 20
+    with ExitStack() as stack:
+        with watch.phase() as phase:
+            engines = [start_engine(folder, DEVICE, 32, kv_bytes, max_tokens=4096, adapters=3 - args.engines,
+                                    limit_mm_per_prompt={"image": 1, "video": 0}, skip_mm_profiling=True)
+                       for _ in range(args.engines)]
+        for engine in engines:
+            stack.callback(stop_engine, engine)
+        note("start: vLLM", phase)
+        act, plan = VllmSampler(actor, engines[0]), VllmSampler(decomposer, engines[-1])
         with watch.phase() as phase:
             await act.sync()
             await plan.sync()
         note("sync of two adapters", phase)
         await play(args, result, note, watch, act, plan)
-    finally:
-        stop_engine(engine)
     return result
 
 
@@ -255,7 +263,12 @@ async def play(args: argparse.Namespace, result: dict, note, watch: Watch, act: 
     with actor.model.disable_adapter():
         result["mean |log-prob difference|"] = {"without the adapter": gap(actor, few)}
 
-    # 6. The update: the stock path on a few samples, ours on all of one task's.
+    # 6. The update, for which the engines make room where it is short: the stock path on a few samples, ours on all of
+    #    one task's.
+    with watch.phase() as phase:
+        await act.rest()
+        await plan.rest()
+    note("rest", phase)
     processor = Qwen2VLImageProcessorPil(min_pixels=MIN_PIXELS, max_pixels=MAX_PIXELS)
     actor.train(), decomposer.train()
     with stock_settings(actor), torch.compiler.set_stance("force_eager"):
