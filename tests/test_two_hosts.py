@@ -49,7 +49,7 @@ def hosts():
 @contextmanager
 def logins(hosts, folder: Path):
     """An ssh server on each host, with keys made for the occasion; yields the options of ssh that find them."""
-    for name in ("host", "user"):
+    for name in {"host", "user"} - {path.name for path in folder.iterdir()}:            # the second launch finds them
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True)
     (folder / "sshd").write_text(f"HostKey {folder}/host\nAuthorizedKeysFile {folder}/user.pub\nStrictModes no\nPidFile none\n"
                                  "UsePAM no\nPermitRootLogin yes\n")
