@@ -5,6 +5,7 @@ import asyncio
 import json
 import random
 import re
+from math import ceil
 
 import pytest
 import torch
@@ -12,11 +13,12 @@ from PIL import Image
 
 from jhima.actions import parse
 from jhima.pocket.generate import task_list
-from jhima.pocket.lessons import EARLY, LATE, lesson, names_of, read_pages
+from jhima.pocket.lessons import EARLY, LATE, Page, lesson, names_of, read_pages
 from jhima.pocket.pages import collect
-from jhima.pocket.pretrain import SCRAMBLED_SHARE, Lessons, log_probs, rate
+from jhima.pocket.pretrain import SCRAMBLED_SHARE, Lessons, answered, log_probs, rate
 from jhima.policy import Sample, load_policy
 from jhima.prompts import Prompt, read_plan
+from jhima.sampler import Completion
 from jhima.vision import decode
 
 
@@ -51,6 +53,8 @@ def test_no_lesson_holds_what_evaluation_asks(pages):
     evaluation = {task["intent"] for task in task_list("eval")}
     asked = [lesson(pages[0], "plan", names, rng) for _ in range(2000)]
     assert not {user.removeprefix("Plan ") for user, _ in filter(None, asked)} & evaluation
+    asked = [lesson(pages[0], "finish", names, rng) for _ in range(2000)]
+    assert not {user.splitlines()[0].removeprefix("Task ") for user, _ in asked} & evaluation
     held_out = {t["intent_template"] for t in task_list("eval")} - {t["intent_template"] for t in task_list("train")}
     assert held_out and not {t["intent"] for t in task_list("eval") if t["intent_template"] in held_out} & {t[0] for t in names.tasks}
 
@@ -99,3 +103,33 @@ def test_a_batch_is_made_from_its_number_and_scored_as_the_policy_scores_it(page
 def test_lessons_and_learning_rate():
     assert set(EARLY) < set(LATE)
     assert rate(0, 1000, 1.0) < 0.01 and rate(500, 1000, 1.0) == 1.0 and rate(800, 1000, 1.0) == pytest.approx(0.5)
+
+
+def test_an_answer_is_right_with_the_same_actions_inside_the_same_elements(pages, checkpoint, monkeypatch):
+    """Whatever the wording of its operation; one pixel beyond the element is wrong, and so is a word more."""
+    policy, names, rng = load_policy(checkpoint, torch.device("cpu"), torch.float32), names_of(pages), random.Random(3)
+    asked = [(page, *pair) for page in pages for kind in ("follow", "write", "answer", "finish")
+             if (pair := lesson(page, kind, names, rng))]
+    said: list[str] = []
+    monkeypatch.setattr("jhima.pocket.pretrain.generate", lambda _, requests: [
+        Completion([], [], [], said.pop(0), False) for _ in requests])
+
+    def share(change) -> float:
+        said[:] = [change(page, reply) for page, _, reply in asked]
+        return sum(answered(policy, asked, batch=7)) / len(asked)
+
+    def corner(beyond: int):
+        def moved(page: Page, reply: str) -> str:
+            def at(found: re.Match) -> str:
+                x, y = int(found[1]), int(found[2])
+                e = next(e for e in page.elements if 0 <= x - e["x"] < e["width"] and 0 <= y - e["y"] < e["height"])
+                return f"click(x={ceil(e['x'])}, y={ceil(e['y'] + e['height']) - 1 + beyond})"
+            return re.sub(r"click\(x=(\d+), y=(\d+)\)", at, reply)
+        return moved
+    clicks = sum("click(" in reply for _, _, reply in asked) / len(asked)
+    assert len(asked) > 50 and 0.4 < clicks < 1
+    assert share(lambda _, reply: reply) == share(lambda _, reply: reply.replace("<operation>", "<operation>Now ")) == 1
+    assert share(corner(0)) == 1 and share(corner(1)) == pytest.approx(1 - clicks)
+    assert share(lambda _, reply: reply.replace("')", " x')")) == pytest.approx(
+        sum("')" not in reply for _, _, reply in asked) / len(asked))
+    assert share(lambda _page, _reply: "") == 0

@@ -5,13 +5,16 @@ Seeing
     point    what stands at a place
     value    what a caption's value is
     click    where a named element is, answered as the actor answers
-Following
-    follow   the next line of a plan, whose element is on the page among those that other lines name
-    write    the same for a field, with the text to type
-    answer   the same for a value to read off the page
+Following: the actor's prompt in the middle of a training task's plan, with names from anywhere put in the place of its
+own and the moves so far in its history, so that only plan and history tell what is next
+    follow   an element to click
+    write    a field, and the text to type
+    answer   a value to read off the page
+    finish   nothing: all is done
 Planning
-    plan     an instruction's subtasks: training templates with names from anywhere put in the place of theirs, so that
-             there is nothing to remember and everything to copy
+    plan     an instruction's subtasks: half of them training tasks as they are, for what must be known (whose order it
+             is, where a shop keeps its mugs), half with names from anywhere put in the place of theirs, so that there
+             is nothing to remember and everything to copy
 The templates that are held out for evaluation are in no lesson, and no evaluation task's instruction is either.
 """
 from __future__ import annotations
@@ -27,14 +30,13 @@ from zlib import crc32
 
 from ..actions import format_reply
 from .generate import solutions, task_list
-from .intents import Write
+from .intents import Answer, Click, Move, Subtask, Write, operation
 from .model import PROMPTS
 
 # Lessons of each kind about a picture: while the model learns to read at all, and after that.
 EARLY = {"read": 1, "point": 1, "value": 1, "click": 3, "write": 1, "plan": 1}
-LATE = {"read": 0.4, "point": 1, "value": 1, "click": 3, "follow": 3, "write": 2, "answer": 1, "plan": 2}
+LATE = {"read": 0.4, "point": 1, "value": 1, "click": 3, "follow": 4, "write": 2, "answer": 1.5, "finish": 0.5, "plan": 3}
 HELD_OUT = 10                                # one page address in ten is for evaluation (see read_pages)
-VERBS = ("Open {}", "Go to {}", "Choose {}", "Set {}", "Show {}", "Sort by {}", "{} it")
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class Names:
     phrases: list[str]
     texts: list[str]
     tasks: list[tuple[str, tuple[str, ...], tuple[str, ...]]]       # intent, subtask titles, the names in them
+    plans: list[tuple[str, tuple[Subtask, ...]]]                    # intent, the oracle's plan
 
 
 def read_pages(folder: Path) -> list[Page]:
@@ -92,14 +95,15 @@ def kind_of(site: str, path: str) -> tuple[str, ...]:
 
 def names_of(pages: list[Page]) -> Names:
     phrases = {row["text"] for page in pages if not page.scrambled for row in page.rows if len(row["text"]) <= 20}
-    tasks = []
+    tasks, plans = [], []
     texts = {"1", "2"}
     for task in task_list("train"):
         plan = solutions()[task["intent"]].plan
         values = tuple(sorted((str(v) for v in task["instantiation_dict"].values() if str(v) in task["intent"]), key=len, reverse=True))
         tasks.append((task["intent"], tuple(g.title for g in plan), values))
+        plans.append((task["intent"], plan))
         texts |= {m.text for g in plan for m in g.moves if isinstance(m, Write)}
-    return Names(sorted(phrases), sorted(texts), tasks)
+    return Names(sorted(phrases), sorted(texts), tasks, plans)
 
 
 def renamed(task: tuple[str, tuple[str, ...], tuple[str, ...]], names: Names, rng: random.Random) -> tuple[str, list[str]]:
@@ -108,7 +112,7 @@ def renamed(task: tuple[str, tuple[str, ...], tuple[str, ...]], names: Names, rn
     A task whose subtasks hold a number that its intent does not (one the oracle knows) keeps its names.
 
     >>> task = ("Post Party in books.", ("Open books", "Post Party to books"), ("Party", "books"))
-    >>> renamed(task, Names(["Zoo"], [], []), random.Random(0))
+    >>> renamed(task, Names(["Zoo"], [], [], []), random.Random(0))
     ('Post Zoo in Zoo.', ['Open Zoo', 'Post Zoo to Zoo'])
     """
     intent, titles, values = task
@@ -140,27 +144,31 @@ def lesson(page: Page, kind: str, names: Names, rng: random.Random) -> tuple[str
         caption, value = rng.choice(pairs)
         return f"Read {caption}", value
     if kind == "click" and buttons + fields:
-        e = rng.choice(buttons + fields)
-        return PROMPTS.actor(f"Click {e['label']}", [f"Click {e['label']}"], [], b"").user, _click(e)
+        return click_on(rng.choice(buttons + fields))
     if kind == "follow" and buttons:
         e = rng.choice(buttons)
-        return _among(names, rng, [b["label"] for b in buttons], rng.choice(VERBS).format(e["label"])), _click(e)
+        return _midway(names, rng, Click(e["label"])), _click(e)
     if kind == "write" and fields:
         e, text = rng.choice(fields), rng.choice(names.texts if rng.random() < 0.5 else names.phrases)
-        forms = [f"Write {text} in {e['label']}", f"{e['label']} {text}"] + ([f"Search for {text}", f"Send {text}", f"Set {text}"]
-                                                                           if len(fields) == 1 else [])
-        return _among(names, rng, names.phrases, rng.choice(forms)), format_reply(
-            f"Write {text} in {e['label']}", [_at(e), f"write(message={text!r})"])
+        move = Write(e["label"], text)
+        return _midway(names, rng, move), format_reply(operation(move), [_at(e), f"write(message={text!r})"])
     if kind == "answer" and pairs:
         caption, value = rng.choice(pairs)
-        line = f"Answer with the {caption.lower()}"
-        return _among(names, rng, names.phrases, line), format_reply(
+        return _midway(names, rng, Answer(value), caption.lower()), format_reply(
             f"Answer {value}", [f"response(answer={value!r})", "terminate(status='success')"])
+    if kind == "finish":
+        return _midway(names, rng, None), format_reply("Finish", ["terminate(status='success')"])
     if kind == "plan":
-        intent, titles = renamed(rng.choice(names.tasks), names, rng)
+        task = rng.choice(names.tasks)
+        intent, titles = renamed(task, names, rng) if rng.random() < 0.5 else (task[0], list(task[1]))
         if intent not in forbidden():
             return PROMPTS.decomposer(intent, b"").user, "\n".join(f"{n}. {title}" for n, title in enumerate(titles, 1))
     return None
+
+
+def click_on(e: dict) -> tuple[str, str]:
+    """The lesson whose task and plan are to click an element."""
+    return PROMPTS.actor(f"Click {e['label']}", [f"Click {e['label']}"], [], b"").user, _click(e)
 
 
 def lessons(page: Page, names: Names, rng: random.Random, early: bool) -> list[tuple[str, str]]:
@@ -178,10 +186,34 @@ def _click(e: dict) -> str:
     return format_reply(f"Click {e['label']}", [_at(e)])
 
 
-def _among(names: Names, rng: random.Random, others: list[str], line: str) -> str:
-    """The actor's prompt in the middle of a plan whose next line is `line`; other lines name `others`."""
-    done = [rng.choice(others) for _ in range(rng.randint(0, 3))]
-    later = [rng.choice(others) for _ in range(rng.randint(0, 2))]
-    intent, _ = renamed(rng.choice(names.tasks), names, rng)
-    plan = [*(f"Open {label}" for label in done), line, *(f"Open {label}" for label in later)]
-    return PROMPTS.actor(intent, plan, [f"Click {label}" for label in done], b"").user
+def _midway(names: Names, rng: random.Random, move: Move | None, asked: str = "") -> str:
+    """The actor's prompt where `move` is next in a training task's plan (None: where all is done), under other names.
+
+    asked: what an Answer is to be about. Half of the plans keep the names of all other moves.
+    """
+    intent, plan = rng.choice(names.plans)
+    moves = [m for subtask in plan for m in subtask.moves]
+    places = [at for at, m in enumerate(moves) if type(m) is type(move)]
+    if move is None and not isinstance(moves[-1], Answer):      # an answer ends the episode itself
+        places = [len(moves)]
+    if not places:
+        return _midway(names, rng, move, asked)
+    at = rng.choice(places)
+    new = {text: rng.choice(names.phrases) for m in moves for text in _texts(m)} if rng.random() < 0.5 else {}
+    new |= dict(zip(_texts(moves[at]), _texts(move))) if move else {}
+    pattern = re.compile(r"(?<!\w)(?:" + "|".join(map(re.escape, sorted(new, key=len, reverse=True))) + r")(?!\w)")
+
+    def swap(text: str) -> str:
+        return pattern.sub(lambda found: new[found[0]], text) if new else text
+
+    titles = [swap(subtask.title) for subtask in plan]
+    if isinstance(move, Answer):
+        titles[-1] = f"Answer with the {asked}"
+    if swap(intent) in forbidden():
+        return _midway(names, rng, move, asked)
+    return PROMPTS.actor(swap(intent), titles, [swap(operation(m)) for m in moves[:at]], b"").user
+
+
+def _texts(move: Move) -> tuple[str, ...]:
+    """The names in a move that a plan's lines hold, too."""
+    return (move.text, move.label) if isinstance(move, Write) else (move.label,) if isinstance(move, Click) else ()

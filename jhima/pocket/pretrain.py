@@ -20,13 +20,13 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
-from ..actions import parse
+from ..actions import Action, parse
 from ..policy import Policy, expand, load_policy, mrope_positions, save_policy
 from ..prompts import Prompt
 from ..sampler import Request, generate
 from ..vision import FACTOR, PATCH, decode, patchify, vision_features
-from .lessons import Page, Names, lessons, names_of, read_pages
-from .model import PROMPTS, VIEWPORT
+from .lessons import Names, Page, click_on, lesson, lessons, names_of, read_pages
+from .model import VIEWPORT
 
 GRID = (VIEWPORT // PATCH, VIEWPORT // PATCH)        # patches of a picture
 TOKENS = (VIEWPORT // FACTOR) ** 2
@@ -96,21 +96,42 @@ def log_probs(policy: Policy, pixels: Tensor, batch: Batch) -> Tensor:
 
 
 @torch.no_grad()
-def grounding(policy: Policy, pages: list[Page], batch: int = 512) -> float:
-    """Share of clicks inside the named element, over every uniquely named element of `pages` (greedy)."""
-    asked = [(page, e) for page in pages for e in [*page.unique(False), *page.unique(True)]]
-    hits = 0
+def answered(policy: Policy, asked: list[tuple[Page, str, str]], batch: int = 512) -> list[bool]:
+    """Which of these (page, user text, right reply) the model answers greedily with the same actions: the same texts, and
+    clicks inside the element that the right click hits."""
+    right: list[bool] = []
     for at in range(0, len(asked), batch):
         part = asked[at:at + batch]
-        requests = []
-        for page, e in part:
-            operation, png = f"Click {e['label']}", page.image.read_bytes()
-            user = PROMPTS.actor(operation, [operation], [], png).user
-            requests.append(Request(policy.prompt_ids(Prompt("", user, png)), png, 40, 0.0, 0))
-        for (_, e), reply in zip(part, generate(policy, requests)):
-            clicks = [a for a in parse(reply.text, (VIEWPORT, VIEWPORT), (VIEWPORT, VIEWPORT)).actions if a.kind == "click"]
-            hits += bool(clicks) and 0 <= clicks[0].x - e["x"] < e["width"] and 0 <= clicks[0].y - e["y"] < e["height"]
-    return hits / max(1, len(asked))
+        pictures = [page.image.read_bytes() for page, _, _ in part]
+        requests = [Request(policy.prompt_ids(Prompt("", user, png)), png, 64, 0.0, 0) for (_, user, _), png in zip(part, pictures)]
+        for (page, _, reply), said in zip(part, generate(policy, requests)):
+            wanted, found = (parse(text, (VIEWPORT, VIEWPORT), (VIEWPORT, VIEWPORT)).actions for text in (reply, said.text))
+            right.append(len(wanted) == len(found) and all(same(page, *pair) for pair in zip(wanted, found)))
+    return right
+
+
+def same(page: Page, wanted: Action, found: Action) -> bool:
+    if wanted.kind == found.kind == "click":
+        return any(all(0 <= a.x - e["x"] < e["width"] and 0 <= a.y - e["y"] < e["height"] for a in (wanted, found))
+                   for e in page.elements)
+    return wanted == found
+
+
+def grounding(policy: Policy, pages: list[Page]) -> float:
+    """Share of clicks inside the named element, over every uniquely named element of `pages`."""
+    right = answered(policy, [(page, *click_on(e)) for page in pages for e in [*page.unique(False), *page.unique(True)]])
+    return sum(right) / max(1, len(right))
+
+
+def following(policy: Policy, pages: list[Page], names: Names, seed: int) -> dict[str, float]:
+    """Share of right replies to a lesson of each kind about each of `pages`."""
+    shares = {}
+    for kind in ("follow", "write", "answer", "finish"):
+        rng = random.Random(f"{seed}/{kind}")
+        found = [(page, *pair) for page in pages if (pair := lesson(page, kind, names, rng))]
+        right = answered(policy, found)
+        shares[kind] = sum(right) / max(1, len(right))
+    return shares
 
 
 def rate(done: int, steps: int, lr: float) -> float:
@@ -128,6 +149,7 @@ def pretrain(folder: Path, model: Path, out: Path, steps: int, size: int, lr: fl
     policy = load_policy(model, device, torch.float32, tune_vision=True).train()
     pages = read_pages(folder)
     seen, held_out = [p for p in pages if not p.held_out], [p for p in pages if p.held_out]
+    names = names_of(seen)
     random.Random(seed).shuffle(held_out)
     real = [p for p in seen if not p.scrambled]
     with ThreadPoolExecutor() as pool:
@@ -142,7 +164,7 @@ def pretrain(folder: Path, model: Path, out: Path, steps: int, size: int, lr: fl
         optimizer.load_state_dict(state["optimizer"])
         done, spent = state["done"], state["spent"]
     print(f"{len(seen)} pictures to learn, {len(held_out)} held out; {done} of {steps} steps done", flush=True)
-    batches = DataLoader(Lessons(policy, seen, names_of(seen), size, steps, seed), batch_size=None,
+    batches = DataLoader(Lessons(policy, seen, names, size, steps, seed), batch_size=None,
                          sampler=range(done, steps), num_workers=workers, prefetch_factor=8 if workers else None,
                          pin_memory=device.type == "cuda")
     began, last, samples = time.monotonic() - spent, time.monotonic(), 0
@@ -163,6 +185,7 @@ def pretrain(folder: Path, model: Path, out: Path, steps: int, size: int, lr: fl
             if done % max(100, steps // 1500 * 100) == 0:
                 policy.eval()
                 row |= {"grounding": grounding(policy, held_out[:60]), "grounding_seen": grounding(policy, real[:60])}
+                row |= following(policy, held_out[:60], names, seed)
                 policy.train()
                 _save({"model": policy.state_dict(), "optimizer": optimizer.state_dict(), "done": done,
                        "spent": time.monotonic() - began}, out / "resume.pt")
@@ -172,7 +195,8 @@ def pretrain(folder: Path, model: Path, out: Path, steps: int, size: int, lr: fl
             last, samples = time.monotonic(), 0
     policy.eval()
     result = {"steps": done, "minutes": (time.monotonic() - began) / 60, "pages": len(seen), "held_out_pages": len(held_out),
-              "grounding": grounding(policy, held_out), "grounding_seen": grounding(policy, real[:500])}
+              "grounding": grounding(policy, held_out), "grounding_seen": grounding(policy, real[:500]),
+              "following": following(policy, held_out, names, seed)}
     print(json.dumps(result), flush=True)
     (out / "result.json").write_text(json.dumps(result, indent=1), "utf-8")
     policy.model.to(torch.bfloat16)
