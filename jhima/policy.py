@@ -65,7 +65,13 @@ class Policy(nn.Module):
         self.image_pad = config.image_token_id
         self.im_start, self.im_end, self.vision_start, self.vision_end = tokenizer.convert_tokens_to_ids(
             ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>"])
-        self.register_buffer("forbidden", forbidden_ids(tokenizer, config.text_config.vocab_size), persistent=False)
+        # Ids that no reply may contain: rows beyond the tokenizer, and special tokens but the end of the turn. A
+        # sampled <|image_pad|> would make the next forward pass fail. Sampling and training mask the same ids.
+        forbidden = torch.zeros(config.text_config.vocab_size, dtype=torch.bool)
+        forbidden[len(tokenizer):] = True
+        forbidden[[i for i in tokenizer.all_special_ids if i < len(forbidden)]] = True
+        forbidden[self.im_end] = False
+        self.register_buffer("forbidden", forbidden, persistent=False)
         self._cache: OrderedDict[bytes, tuple[Tensor, tuple[int, int]]] = OrderedDict()
         self._cache_left = cache_bytes
 
@@ -227,17 +233,6 @@ class Policy(nn.Module):
             return chosen
         with torch.no_grad():
             return chosen, -(logp.exp() * logp.masked_fill(self.forbidden, 0)).sum(-1)
-
-
-def forbidden_ids(tokenizer, vocabulary: int) -> Tensor:
-    """Which ids no reply may contain, bool [vocabulary]: rows beyond the tokenizer, and special tokens but the end of
-    the turn. A sampled <|image_pad|> would make the next forward pass fail. Sampling and training mask the same ids.
-    """
-    forbidden = torch.zeros(vocabulary, dtype=torch.bool)
-    forbidden[len(tokenizer):] = True
-    forbidden[[i for i in tokenizer.all_special_ids if i < vocabulary]] = True
-    forbidden[tokenizer.convert_tokens_to_ids("<|im_end|>")] = False
-    return forbidden
 
 
 def free_memory() -> int:

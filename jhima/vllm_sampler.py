@@ -27,10 +27,10 @@ from typing import Iterator
 import torch
 from peft import PeftModel
 from torch import Tensor
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig
 
 from . import reaper
-from .policy import Policy, expand, forbidden_ids, free_memory, image_key
+from .policy import Policy, expand, free_memory, image_key
 from .prompts import Prompt
 from .sampler import Completion
 from .vision import MERGE, decode
@@ -42,35 +42,12 @@ from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: E402
 from vllm.lora.request import LoRARequest  # noqa: E402
 from vllm.sampling_params import RequestOutputKind  # noqa: E402
 from vllm.v1.engine.async_llm import AsyncLLM  # noqa: E402
-from vllm.v1.sample.logits_processor import LogitsProcessor  # noqa: E402
 
 _numbers = itertools.count(1)                    # of adapters and requests, in all engines of this process
 _FAST_FILES = "/dev/shm" if os.path.isdir("/dev/shm") else None      # adapters are read once: no need for a disk
 # An update by compiled layers without checkpointing takes 11 GiB beside 7B's weights (H200, 2,268 tokens): with less
 # free, the layers would be computed twice.
 UPDATE_ROOM = 14 << 30
-
-
-class Forbid(LogitsProcessor):
-    """Policy.logits' mask, in the engine.
-
-    vLLM's logit_bias would do too, but it is a list of 400 ids a request, joined anew to those of all other requests
-    whenever one comes or goes.
-    """
-
-    def __init__(self, vllm_config, device: torch.device, is_pin_memory: bool) -> None:
-        model = vllm_config.model_config
-        forbidden = forbidden_ids(AutoTokenizer.from_pretrained(model.tokenizer), model.get_vocab_size())
-        self.ids = forbidden.nonzero()[:, 0].to(device)
-
-    def apply(self, logits: Tensor) -> Tensor:
-        return logits.index_fill_(1, self.ids, float("-inf"))
-
-    def is_argmax_invariant(self) -> bool:
-        return False
-
-    def update_state(self, batch_update) -> None:
-        """Every request is masked alike."""
 
 
 def start_engine(checkpoint: str | Path, device: torch.device, lora_rank: int, kv_bytes: int, max_tokens: int = 8192,
@@ -90,7 +67,7 @@ def start_engine(checkpoint: str | Path, device: torch.device, lora_rank: int, k
         max_num_batched_tokens=max(4096, max_tokens), kv_cache_memory_bytes=kv_bytes, enable_prefix_caching=True,
         enable_lora=True, max_lora_rank=max(8, lora_rank), max_loras=adapters, enable_sleep_mode=gpu,
         limit_mm_per_prompt={"image": 0, "video": 0}, enable_mm_embeds=True, generation_config="vllm",
-        logits_processors=[f"{__name__}:{Forbid.__name__}"], logprobs_mode="processed_logprobs", disable_log_stats=True)
+        logprobs_mode="processed_logprobs", disable_log_stats=True)
     if gpu:
         # Not a budget: the share of memory that must be free at the start. kv_bytes decides the rest.
         arguments |= {"gpu_memory_utilization": 0.05}
@@ -144,6 +121,9 @@ class VllmSampler:
         self.adapter: LoRARequest | None = None
         self._files: tempfile.TemporaryDirectory | None = None
         self._tower = ThreadPoolExecutor(1)          # one picture at a time: they come from many episodes, unevenly
+        # A bias of -100 is e^-100 of the probability: nothing, in fp32. (A logits processor of our own would make vLLM
+        # fall back on its older model runner.)
+        self._bias = {i: -100.0 for i in policy.forbidden.nonzero()[:, 0].tolist()}
 
     async def rest(self) -> None:
         """Before an update: where the GPU has too little memory for it, moves the engine's weights to host memory and
@@ -179,7 +159,7 @@ class VllmSampler:
         features, grid = await self._features(prompt.image)
         request = {"prompt_token_ids": ids, "multi_modal_uuids": {"image": [image_key(prompt.image).hex()]},
                    "multi_modal_data": {"image": {"image_embeds": features, "image_grid_thw": torch.tensor([[1, *grid]])}}}
-        how = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed, logprobs=0,
+        how = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed, logprobs=0, logit_bias=self._bias,
                              stop_token_ids=[policy.im_end], ignore_eos=True, detokenize=False,
                              output_kind=RequestOutputKind.FINAL_ONLY)
         async for output in self.engine.generate(request, how, f"request-{next(_numbers)}", lora_request=self.adapter):
