@@ -39,8 +39,7 @@ from jhima.prompts import Prompts, load_prompts
 from jhima.records import GroupRecord, read_args, read_groups, write_planned
 from jhima.rescore import rescore
 from jhima.rollout import Agents, Environment, Sampling, rollout, seed_of
-from jhima.runs import add_sampler_arguments, add_site_arguments, check_environment, environment, judge_for, same_run
-from jhima.sampler import LocalSampler
+from jhima.runs import add_sampler_arguments, add_site_arguments, check_environment, environment, judge_for, same_run, sampler_for
 from jhima.tasks import NAMES, Task, load_tasks
 
 SCORING = {"tasks", "judge_url", "judge_model", "published_rules"}      # what a reward depends on
@@ -145,11 +144,8 @@ async def load_agents(args: argparse.Namespace, adapters: dict[str, Path], stack
             samplers[role], prompts[role] = ApiSampler(*source.rsplit("#", 1)), load_prompts(None, args.prompt)
         else:
             policy = load_policy(source, device, default_dtype(device), adapter=adapters.get(role), prompts=args.prompt).eval()
-            samplers[role], prompts[role] = LocalSampler(policy), policy.prompts
-            if args.sampler == "vllm":
-                from jhima.vllm_sampler import with_engine                     # not every machine has vLLM
-                samplers[role] = with_engine(policy, source, args.kv_gib, stack)
-                await samplers[role].sync()
+            samplers[role], prompts[role] = sampler_for(policy, source, args, stack), policy.prompts
+            await samplers[role].sync()
     return Agents(samplers.get("decomposer"), samplers["actor"], prompts.get("decomposer", prompts["actor"]), prompts["actor"])
 
 

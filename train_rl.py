@@ -44,8 +44,7 @@ from jhima.policy import Policy, Sample, check_checkpoint, default_dtype, load_p
 from jhima.prompts import load_prompts
 from jhima.ranks import balanced, check_agreed, leave
 from jhima.rollout import Agents, Environment, Sampling, rollout, seed_of
-from jhima.runs import add_sampler_arguments, add_site_arguments, check_environment, environment, same_run
-from jhima.sampler import LocalSampler
+from jhima.runs import add_sampler_arguments, add_site_arguments, check_environment, environment, same_run, sampler_for
 from jhima.tasks import NAMES, Task, load_tasks
 
 ROLES = ("decomposer", "actor")
@@ -247,10 +246,7 @@ def make_agents(args: argparse.Namespace, learners: list[Learner], stack: AsyncE
     """The two policies as samplers with their prompts; with --shared one sampler is both. `stack` ends vLLM's engines."""
     samplers, prompts = {}, {}
     for source, learner in zip(needed(args), learners):
-        sampler = LocalSampler(learner.policy, args.sampler_batch)
-        if args.sampler == "vllm":
-            from jhima.vllm_sampler import with_engine                         # not every machine has vLLM
-            sampler = with_engine(learner.policy, getattr(args, source), args.kv_gib, stack)
+        sampler = sampler_for(learner.policy, getattr(args, source), args, stack, args.sampler_batch)
         for role in learner.roles:
             samplers[role], prompts[role] = sampler, learner.policy.prompts
     if "#" in args.decomposer and not (args.no_plan or args.shared):

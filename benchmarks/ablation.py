@@ -126,9 +126,9 @@ def results(args: argparse.Namespace) -> str:
     spent = []
     for row in args.rows:
         for seed in args.seeds:
-            rows = [r for r in read_metrics(args.out / f"{row}-{seed}" / "metrics.jsonl") if r["pass"] == 0]
-            lines.append(f"{ROWS[row][0]}, seed {seed}: " + " ".join(f"{r['reward']:.2f}" for r in rows) + "  ")
             both = read_metrics(args.out / f"{row}-{seed}" / "metrics.jsonl")
+            rows = [r for r in both if r["pass"] == 0]
+            lines.append(f"{ROWS[row][0]}, seed {seed}: " + " ".join(f"{r['reward']:.2f}" for r in rows) + "  ")
             spent.append(sum(r["seconds/rollout"] for r in rows) + sum(
                 value for r in both for key, value in r.items() if key.startswith("seconds/update_")))
     tasks = len(spent) * args.batches * args.tasks_per_batch

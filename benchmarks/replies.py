@@ -11,26 +11,23 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import io
 import time
 from pathlib import Path
 
 from shape import BASE, DEVICE, report
-from update import MAX_PIXELS, MIN_PIXELS, Qwen2VLImageProcessorPil
+from update import stock_inputs, stock_processor
 
 import torch
-from PIL import Image
 
 from jhima.arena import PocketArena
 from jhima.chromium import Browsers
 from jhima.episodes import Plan
 from jhima.pocket.generate import solutions
-from jhima.policy import Policy, default_dtype, expand, load_policy
+from jhima.policy import Policy, default_dtype, load_policy
 from jhima.prompts import Prompt
 from jhima.rollout import Agents, Environment, Sampling, actor_policy, episode
 from jhima.sampler import Completion, LocalSampler
 from jhima.tasks import load_tasks
-from jhima.vision import MERGE
 
 
 class Stock:
@@ -38,17 +35,17 @@ class Stock:
 
     def __init__(self, policy: Policy) -> None:
         self.policy, self.lock = policy, asyncio.Lock()
-        self.processor = Qwen2VLImageProcessorPil(min_pixels=MIN_PIXELS, max_pixels=MAX_PIXELS)
+        self.processor = stock_processor()
         self.suppressed = policy.forbidden.nonzero()[:, 0].tolist()
 
     @torch.no_grad()
     def generate(self, prompt: Prompt, max_tokens: int) -> Completion:
         policy, ids = self.policy, self.policy.prompt_ids(prompt)
-        image = self.processor(Image.open(io.BytesIO(prompt.image)).convert("RGB"), return_tensors="pt").to(DEVICE)
-        expanded = torch.tensor([expand(ids, policy.image_pad, int(image["image_grid_thw"].prod()) // MERGE**2)], device=DEVICE)
+        image, expanded = stock_inputs(self.processor, policy.image_pad, prompt.image, ids)
+        expanded = torch.tensor([expanded], device=DEVICE)
         found = policy.model.generate(
             input_ids=expanded, attention_mask=torch.ones_like(expanded), mm_token_type_ids=(expanded == policy.image_pad).long(),
-            **image, max_new_tokens=max_tokens, do_sample=False, suppress_tokens=self.suppressed, eos_token_id=policy.im_end)
+            **{name: value.to(DEVICE) for name, value in image.items()}, max_new_tokens=max_tokens, do_sample=False, suppress_tokens=self.suppressed, eos_token_id=policy.im_end)
         reply = found[0, expanded.shape[1]:].tolist()
         return Completion(ids, reply, [0.0] * len(reply), policy.text(reply), reply[-1] != policy.im_end)
 

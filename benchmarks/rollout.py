@@ -27,7 +27,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from shape import BASE, DEVICE, OUT, Watch, make_policy, random_model, randomize, report, write_shape
-from update import MAX_PIXELS, MIN_PIXELS, Qwen2VLImageProcessorPil, loss_of, seconds, stock_logp, stock_settings
+from update import loss_of, seconds, stock_logp, stock_processor, stock_settings
 
 import torch
 from PIL import Image
@@ -269,7 +269,7 @@ async def play(args: argparse.Namespace, result: dict, note, watch: Watch, act: 
         await act.rest()
         await plan.rest()
     note("rest", phase)
-    processor = Qwen2VLImageProcessorPil(min_pixels=MIN_PIXELS, max_pixels=MAX_PIXELS)
+    processor = stock_processor()
     actor.train(), decomposer.train()
     with stock_settings(actor), torch.compiler.set_stance("force_eager"):
         with watch.phase() as phase:

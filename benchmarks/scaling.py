@@ -27,12 +27,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rollout import Wanderer, samples_of
-from shape import BASE, DEVICE, ROOT, make_policy, random_model, report, write_shape
-from update import make_samples, synchronize
+from shape import BASE, DEVICE, ROOT, make_policy, report, write_shape
+from update import example, make_samples, synchronize
 
 import torch
 import torch.distributed as dist
-from transformers import AutoTokenizer, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+from transformers import Qwen2_5_VLConfig
 
 import train_rl
 import train_sft
@@ -41,17 +41,15 @@ from jhima.checkpoints import Learner
 from jhima.chromium import Browsers
 from jhima.engine import all_sum, init_distributed, make_engine
 from jhima.episodes import load_group
-from jhima.packing import Example, PackedPolicy, Picture
+from jhima.packing import PackedPolicy
 from jhima.pocket.teacher import MODEL, serve_teacher
-from jhima.policy import Policy, Sample, default_dtype, image_key
-from jhima.prompts import load_prompts
+from jhima.policy import Policy, Sample
 from jhima.ranks import balanced, leave, tokens
 from jhima.rewards import Judge
 from jhima.rollout import Agents, Environment, Sampling, rollout
 from jhima.sampler import LocalSampler
 from jhima.supervision import make_batch
 from jhima.tasks import load_tasks
-from jhima.vision import decode
 
 PASSES, TEMPERATURE, CONSTANT = 2, 0.8, 1000.0
 RATES = ("update, samples/s", "rollout, steps/s", "fine-tuning, tokens/s")
@@ -158,8 +156,7 @@ def uneven(samples: list[Sample], count: int, rank: int, world: int) -> list[Sam
 
 def measure_sft(args: argparse.Namespace, folder: Path) -> dict[str, float]:
     rank, world, device = init_distributed()
-    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder, dtype=default_dtype(device)) if args.tiny else random_model(folder)
-    policy = Policy(model, AutoTokenizer.from_pretrained(folder), load_prompts(folder)).to(device)
+    policy = make_policy(args.tiny, folder, rank=None)
     if device.type == "cuda":
         policy.base.gradient_checkpointing_enable()
     packed = PackedPolicy(policy)
@@ -181,11 +178,6 @@ def measure_sft(args: argparse.Namespace, folder: Path) -> dict[str, float]:
     if device.type == "cuda":
         row["fine-tuning, peak GiB"] = all_sum(torch.cuda.max_memory_allocated() / 2**30, op=dist.ReduceOp.MAX)[0]
     return row
-
-
-def example(s: Sample) -> Example:
-    return Example(s.prompt_ids + s.response_ids, [False] * len(s.prompt_ids) + [True] * len(s.response_ids),
-                   [Picture(image_key(s.image), decode(s.image))])
 
 
 # ---- one GPU, then all ----

@@ -12,7 +12,6 @@ run; writes runs/benchmarks/sft.json.
 from __future__ import annotations
 
 import argparse
-import io
 import random
 import statistics
 import tempfile
@@ -21,18 +20,16 @@ from functools import partial
 from pathlib import Path
 
 from shape import BASE, DEVICE, make_policy, report, write_shape
-from update import MAX_PIXELS, MIN_PIXELS, Qwen2VLImageProcessorPil, picture, synchronize
+from update import Qwen2VLImageProcessorPil, example, picture, stock_inputs, stock_processor, synchronize
 
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from jhima.packing import Example, Pack, PackedPolicy, Picture, pack
-from jhima.policy import Policy, Sample, expand, image_key
-from jhima.vision import MERGE, decode
+from jhima.packing import Pack, PackedPolicy, pack
+from jhima.policy import Policy, Sample
 
 
 def parse_args() -> argparse.Namespace:
@@ -63,8 +60,7 @@ def make_samples(policy: Policy, count: int, tiny: bool) -> list[Sample]:
 
 def padded(part: list[Sample], processor: Qwen2VLImageProcessorPil, image_pad: int) -> dict[str, torch.Tensor]:
     """What the model's own forward takes: ids [B, L], labels with -100 where nothing is learned, pixels of all images."""
-    images = [processor(Image.open(io.BytesIO(s.image)).convert("RGB"), return_tensors="pt") for s in part]
-    prompts = [expand(s.prompt_ids, image_pad, int(i["image_grid_thw"].prod()) // MERGE**2) for s, i in zip(part, images)]
+    images, prompts = zip(*(stock_inputs(processor, image_pad, s.image, s.prompt_ids) for s in part))
     pad = partial(pad_sequence, batch_first=True)
     ids = pad([torch.tensor(p + s.response_ids) for p, s in zip(prompts, part)])
     return {"input_ids": ids, "mm_token_type_ids": (ids == image_pad).long(),
@@ -97,7 +93,7 @@ def token_loss(outputs, labels: torch.Tensor, num_items_in_batch: torch.Tensor) 
 
 def stock(policy: Policy, samples: list[Sample], args: argparse.Namespace, scratch: str, workers: int) -> tuple[list[float], float]:
     """(seconds of each step but the first, the loss a token) by transformers' Trainer."""
-    clock, processor = Clock(), Qwen2VLImageProcessorPil(min_pixels=MIN_PIXELS, max_pixels=MAX_PIXELS)
+    clock, processor = Clock(), stock_processor()
     options = TrainingArguments(
         scratch, per_device_train_batch_size=args.micro_batch, gradient_accumulation_steps=args.batches, max_steps=args.steps + 1,
         learning_rate=0.0, optim="sgd", max_grad_norm=0.0, gradient_checkpointing=DEVICE.type == "cuda", logging_steps=1,
@@ -112,8 +108,7 @@ def stock(policy: Policy, samples: list[Sample], args: argparse.Namespace, scrat
 # ---- ours ----
 
 def packed(part: list[Sample], image_pad: int) -> Pack:
-    return pack([Example(s.prompt_ids + s.response_ids, [False] * len(s.prompt_ids) + [True] * len(s.response_ids),
-                         [Picture(image_key(s.image), decode.__wrapped__(s.image))]) for s in part], image_pad)
+    return pack([example(s) for s in part], image_pad)
 
 
 def ours(policy: Policy, samples: list[Sample], args: argparse.Namespace, workers: int) -> tuple[list[float], float]:

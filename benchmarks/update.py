@@ -28,7 +28,8 @@ from tqdm import tqdm
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from jhima import grpo
-from jhima.policy import Policy, Sample, expand
+from jhima.packing import Example, Picture
+from jhima.policy import Policy, Sample, expand, image_key
 from jhima.vision import MAX_PIXELS, MERGE, MIN_PIXELS, decode, patchify, vision_features
 
 TEMPERATURE, CONSTANT = 0.8, 100.0
@@ -59,7 +60,24 @@ def make_samples(policy: Policy, count: int, text: int, response: int, size: tup
     return sorted(samples, key=lambda s: len(s.prompt_ids) + len(s.response_ids), reverse=True)
 
 
+def example(s: Sample) -> Example:
+    """A sample as fine-tuning packs it; its screenshot is decoded anew, as a data worker does."""
+    return Example(s.prompt_ids + s.response_ids, [False] * len(s.prompt_ids) + [True] * len(s.response_ids),
+                   [Picture(image_key(s.image), decode.__wrapped__(s.image))])
+
+
 # ---- the stock path ----
+
+def stock_processor() -> Qwen2VLImageProcessorPil:
+    return Qwen2VLImageProcessorPil(min_pixels=MIN_PIXELS, max_pixels=MAX_PIXELS)
+
+
+def stock_inputs(processor: Qwen2VLImageProcessorPil, image_pad: int, png: bytes,
+                 prompt_ids: list[int]) -> tuple[dict[str, Tensor], list[int]]:
+    """(pixel_values and image_grid_thw of a screenshot, the prompt with its placeholder expanded)."""
+    image = processor(Image.open(io.BytesIO(png)).convert("RGB"), return_tensors="pt")
+    return dict(image), expand(prompt_ids, image_pad, int(image["image_grid_thw"].prod()) // MERGE**2)
+
 
 @contextmanager
 def stock_settings(policy: Policy, checkpointing: bool = True):
@@ -78,9 +96,8 @@ def stock_settings(policy: Policy, checkpointing: bool = True):
 
 def stock_logp(policy: Policy, processor: Qwen2VLImageProcessorPil, s: Sample) -> Tensor:
     """log pi of the response's tokens [n] by the model's own multimodal forward pass."""
-    image = processor(Image.open(io.BytesIO(s.image)).convert("RGB"), return_tensors="pt")
-    tokens = int(image["image_grid_thw"].prod()) // MERGE**2
-    ids = torch.tensor([expand(s.prompt_ids, policy.image_pad, tokens) + s.response_ids], device=DEVICE)
+    image, prompt = stock_inputs(processor, policy.image_pad, s.image, s.prompt_ids)
+    ids = torch.tensor([prompt + s.response_ids], device=DEVICE)
     n = len(s.response_ids)
     logits = policy.model(input_ids=ids, attention_mask=torch.ones_like(ids), pixel_values=image["pixel_values"].to(DEVICE),
                           image_grid_thw=image["image_grid_thw"].to(DEVICE), mm_token_type_ids=(ids == policy.image_pad).long(),
@@ -180,7 +197,7 @@ def main() -> None:
         if not args.tiny:
             write_shape(folder)
         policy = make_policy(args.tiny, folder).train()
-    processor = Qwen2VLImageProcessorPil(min_pixels=MIN_PIXELS, max_pixels=MAX_PIXELS)
+    processor = stock_processor()
     samples = make_samples(policy, args.samples, *((30, 12, (336, 336)) if args.tiny else (1008, 64, (1280, 720))))
     stock_part, few = samples[len(samples) // 2:][:args.stock_samples], samples[:: max(1, len(samples) // 4)][:4]
 

@@ -5,16 +5,18 @@ import argparse
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 
 from .arena import PocketArena
 from .chromium import Browsers
 from .pocket import SITES
+from .policy import Policy
 from .replicas import Replicas, check_sites, load_replicas
 from .rewards import Judge
 from .rollout import Environment
+from .sampler import LocalSampler
 from .same_run import same_run  # noqa: F401  where scripts look for it
 from .tasks import Task
 
@@ -50,6 +52,14 @@ def add_sampler_arguments(add: Callable) -> None:
     add("--sampler", type=sampler, default="local", metavar="NAME",
         help="local: transformers, in this process; vllm: an engine a set of weights, for a GPU (default: %(default)s)")
     add("--kv-gib", type=float, default=12.0, help="vLLM: GiB for each engine's keys and values (default: %(default)s)")
+
+
+def sampler_for(policy: Policy, checkpoint: str, args: argparse.Namespace, stack: AsyncExitStack, max_batch: int = 32):
+    """What samples from a policy: itself, or vLLM's engine of its checkpoint, which ends with `stack`."""
+    if args.sampler == "local":
+        return LocalSampler(policy, max_batch)
+    from .vllm_sampler import with_engine                      # not every machine has vLLM
+    return with_engine(policy, checkpoint, args.kv_gib, stack)
 
 
 def check_environment(args: argparse.Namespace, tasks: Sequence[Task], world: int = 1) -> None:

@@ -1,14 +1,14 @@
 """The one HTTP server of the tests' stub sites."""
 import threading
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Server:
-    """A server in a thread, as a context manager: `url` inside it. Who derives from it says in `answer` what it serves."""
+    """A server in a thread, as a context manager: `url` inside it. A site derives from it and has an `answer`: method,
+    path, headers and body -> status, headers and text."""
     port = 0
-
-    def answer(self, method: str, path: str, headers, body: bytes) -> tuple[int, dict[str, str], str]:
-        raise NotImplementedError
+    answer: Callable
 
     def __enter__(self):
         self.server = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)

@@ -30,7 +30,7 @@ from zlib import crc32
 
 from ..actions import format_reply
 from .generate import solutions, task_list
-from .intents import Answer, Click, Move, Subtask, Write, operation
+from .intents import Answer, Click, Move, Write, operation
 from .model import PROMPTS
 
 # Lessons of each kind about a picture: while the model learns to read at all, and after that.
@@ -59,7 +59,6 @@ class Names:
     phrases: list[str]
     texts: list[str]
     tasks: list[tuple[str, tuple[str, ...], tuple[str, ...]]]       # intent, subtask titles, the names in them
-    plans: list[tuple[str, tuple[Subtask, ...]]]                    # intent, the oracle's plan
 
 
 def read_pages(folder: Path) -> list[Page]:
@@ -95,15 +94,14 @@ def kind_of(site: str, path: str) -> tuple[str, ...]:
 
 def names_of(pages: list[Page]) -> Names:
     phrases = {row["text"] for page in pages if not page.scrambled for row in page.rows if len(row["text"]) <= 20}
-    tasks, plans = [], []
+    tasks = []
     texts = {"1", "2"}
     for task in task_list("train"):
         plan = solutions()[task["intent"]].plan
         values = tuple(sorted((str(v) for v in task["instantiation_dict"].values() if str(v) in task["intent"]), key=len, reverse=True))
         tasks.append((task["intent"], tuple(g.title for g in plan), values))
-        plans.append((task["intent"], plan))
         texts |= {m.text for g in plan for m in g.moves if isinstance(m, Write)}
-    return Names(sorted(phrases), sorted(texts), tasks, plans)
+    return Names(sorted(phrases), sorted(texts), tasks)
 
 
 def renamed(task: tuple[str, tuple[str, ...], tuple[str, ...]], names: Names, rng: random.Random) -> tuple[str, list[str]]:
@@ -112,7 +110,7 @@ def renamed(task: tuple[str, tuple[str, ...], tuple[str, ...]], names: Names, rn
     A task whose subtasks hold a number that its intent does not (one the oracle knows) keeps its names.
 
     >>> task = ("Post Party in books.", ("Open books", "Post Party to books"), ("Party", "books"))
-    >>> renamed(task, Names(["Zoo"], [], [], []), random.Random(0))
+    >>> renamed(task, Names(["Zoo"], [], []), random.Random(0))
     ('Post Zoo in Zoo.', ['Open Zoo', 'Post Zoo to Zoo'])
     """
     intent, titles, values = task
@@ -191,7 +189,8 @@ def _midway(names: Names, rng: random.Random, move: Move | None, asked: str = ""
 
     asked: what an Answer is to be about. Half of the plans keep the names of all other moves.
     """
-    intent, plan = rng.choice(names.plans)
+    intent = rng.choice(names.tasks)[0]
+    plan = solutions()[intent].plan
     moves = [m for subtask in plan for m in subtask.moves]
     places = [at for at, m in enumerate(moves) if type(m) is type(move)]
     if move is None and not isinstance(moves[-1], Answer):      # an answer ends the episode itself
