@@ -9,14 +9,15 @@ from math import ceil
 
 import pytest
 import torch
+import torch.nn.functional as F
 from PIL import Image
 
 from jhima.actions import parse
 from jhima.pocket.generate import task_list
 from jhima.pocket.lessons import EARLY, LATE, Page, lesson, names_of, read_pages
 from jhima.pocket.pages import collect
-from jhima.pocket.pretrain import SCRAMBLED_SHARE, Lessons, answered, log_probs, rate
-from jhima.policy import Sample, load_policy
+from jhima.pocket.pretrain import GRID, SCRAMBLED_SHARE, TOKENS, Batch, Lessons, Step, answered, log_probs, positions, rate
+from jhima.policy import Sample, load_policy, mrope_positions
 from jhima.prompts import Prompt, read_plan
 from jhima.sampler import Completion
 from jhima.vision import decode
@@ -97,7 +98,34 @@ def test_a_batch_is_made_from_its_number_and_scored_as_the_policy_scores_it(page
         samples = [Sample(policy.prompt_ids(Prompt("", user, b"")), page.image.read_bytes(), policy.response_ids(reply))
                    for page in chosen for user, reply in lessons(page, names, rng, early=False)]
         expected = torch.cat([policy([sample]) for sample in samples])
-    torch.testing.assert_close(found, expected, atol=2e-5, rtol=0)
+    assert (found[len(expected):] == 0).all() and (batch.targets[len(expected):] == -100).all()
+    torch.testing.assert_close(found[:len(expected)], expected, atol=2e-5, rtol=0)
+
+
+def test_positions_of_a_batch_are_the_policys():
+    for start in (0, 3, 17):
+        ids = torch.full((TOKENS + 40,), 5)
+        ids[start:start + TOKENS] = 9
+        assert torch.equal(positions(torch.tensor([start]), len(ids))[:, 0], mrope_positions(ids, 9, GRID))
+
+
+def test_a_step_learns_whatever_the_shape_and_padding_changes_nothing(pages, checkpoint):
+    """The recorded steps need padded batches: the loss and the weights after a step are those without padding."""
+    after = []
+    for pad in (0, 2):
+        policy = load_policy(checkpoint, torch.device("cpu"), torch.float32, tune_vision=True).train()
+        batch = Lessons(policy, pages, names_of(pages), size=1, steps=10, seed=0)[3]
+        B, L = batch.ids.shape
+        wider = Batch(batch.pictures, F.pad(batch.owner, (0, pad)), F.pad(batch.ids, (0, pad, 0, pad)), F.pad(batch.start, (0, pad)),
+                      F.pad(batch.where // L * (L + pad) + batch.where % L, (0, pad)), F.pad(batch.targets, (0, pad), value=-100))
+        assert wider.shape == (B + pad, L + pad, len(batch.targets) + pad)
+        pixels = torch.stack([decode(page.image.read_bytes()) for page in pages])
+        step = Step(policy, pixels, torch.optim.SGD(policy.parameters(), lr=0.1))
+        losses = [step(wider).item() for _ in range(3)]
+        assert losses == sorted(losses, reverse=True) and losses[-1] < losses[0]
+        after.append((losses, torch.cat([p.detach().flatten() for p in policy.parameters()])))
+    assert after[0][0] == pytest.approx(after[1][0], abs=1e-5)
+    torch.testing.assert_close(after[0][1], after[1][1], atol=1e-5, rtol=0)
 
 
 def test_lessons_and_learning_rate():

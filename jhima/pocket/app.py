@@ -33,7 +33,7 @@ def make_app(full: bool = False, latency: float = 0.0) -> Flask:
     app.url_map.strict_slashes = False      # WebArena's tasks name some pages with a final slash, some without
     worlds: dict[str, World] = {"person": World(full)}
     counter = iter(range(1, 1 << 62))
-    font = f"{matplotlib.get_data_path()}/fonts/ttf/DejaVuSans-Bold.ttf"   # shipped with the app: same pixels anywhere
+    fonts = f"{matplotlib.get_data_path()}/fonts/ttf"           # shipped with the app: same pixels anywhere
 
     @app.before_request
     def enter_world() -> Response | None:
@@ -62,7 +62,9 @@ def make_app(full: bool = False, latency: float = 0.0) -> Flask:
 
     for site in SITES:
         app.add_url_rule(f"/{site}/_pocket/style.css", f"style_{site}", lambda: app_file("style.css"))
-        app.add_url_rule(f"/{site}/_pocket/font.ttf", f"font_{site}", lambda: send_file(font, max_age=86400))
+        for name, file in (("font", "DejaVuSans-Bold.ttf"), ("mono", "DejaVuSansMono-Bold.ttf")):
+            app.add_url_rule(f"/{site}/_pocket/{name}.ttf", f"{name}_{site}",
+                             lambda file=file: send_file(f"{fonts}/{file}", max_age=86400))
         app.add_url_rule(f"/{site}/_pocket/health", f"health_{site}", lambda: jsonify(ok=True, worlds=len(worlds) - 1))
 
     def new_world() -> tuple[Response, int]:

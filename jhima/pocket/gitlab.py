@@ -202,7 +202,7 @@ def milestones(owner: str, name: str):
             this.milestones[typed("title", 40)] = typed("due", 20)
         return redirect(f"{this.path}/-/milestones?done=Saved", 303)
     add = form(f"{this.path}/-/milestones", field("Title", "title"), field("Due", "due"), button("Create milestone"))
-    return page(f"Milestones of {name}", *([add] if this.owner == ME else []),
+    return page(f"{name} milestones", *([add] if this.owner == ME else []),
                 block("milestones", *(pair(title, due) for title, due in this.milestones.items())), notice=done())
 
 

@@ -1,27 +1,29 @@
 """Pre-training of the pocket base model: learning to see the arena, once, on a GPU.
 
 A tiny model cannot learn to see in minutes on a CPU, as Qwen2.5-VL-7B did not in the paper's fine-tuning: it gets a
-base. lessons.py says what is asked. Three things keep the GPU busy: worker processes make the ids of whole batches
-ahead; all pictures lie on the device, decoded once; and a picture goes through the vision tower once a batch, whatever
-the number of lessons about it.
+base. lessons.py says what is asked. Four things keep the GPU busy: worker processes make the ids of whole batches
+ahead; all pictures lie on the device, decoded once; a picture goes through the vision tower once a batch, whatever the
+number of lessons about it; and a step, whose kernels are shorter than their launches, is recorded once for each shape
+of batch and then launched as a whole (a CUDA graph).
 """
 from __future__ import annotations
 
 import json
 import random
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
 from ..actions import Action, parse
-from ..policy import Policy, expand, load_policy, mrope_positions, save_policy
+from ..policy import Policy, expand, load_policy, save_policy
 from ..prompts import Prompt
 from ..sampler import Request, generate
 from ..vision import FACTOR, PATCH, decode, patchify, vision_features
@@ -34,19 +36,25 @@ SCRAMBLED_SHARE = 0.4                                # of a batch's pictures
 EARLY_SHARE = 0.35                                   # of all steps: reading before following
 
 
+STEP = (64, 64, 1024)                                # B, L and n are rounded up to these: few shapes, few recordings
+
+
 @dataclass(frozen=True)
 class Batch:
-    """B lessons about P pictures, padded to L tokens; n tokens are to be learnt."""
+    """B lessons about P pictures, padded to L tokens; n tokens are to be learnt, the last of them as padding, not."""
     pictures: Tensor         # [P] numbers of the pictures
     owner: Tensor            # [B] whose lesson it is, as a position in `pictures`
     ids: Tensor              # [B, L]
-    positions: Tensor        # [3, B, L]
-    mask: Tensor             # [B, L]
-    where: Tensor            # [2, n] row and column of the state that predicts each target
-    targets: Tensor          # [n]
+    start: Tensor            # [B] where the picture's tokens begin
+    where: Tensor            # [n] the state that predicts each target, as a position in B x L
+    targets: Tensor          # [n]; -100 where there is nothing to learn
 
     def to(self, device: torch.device) -> Batch:
         return Batch(*(t.to(device, non_blocking=True) for t in vars(self).values()))
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return *self.ids.shape, len(self.targets)
 
 
 class Lessons:
@@ -67,32 +75,49 @@ class Lessons:
     def __getitem__(self, number: int) -> Batch:
         rng = random.Random(f"{self.seed}/{number}")
         pictures = [rng.choice(self.kinds[rng.random() < SCRAMBLED_SHARE]) for _ in range(self.size)]
-        owner, rows, where, targets = [], [], [], []
+        rows: list[tuple[int, list[int], list[int]]] = []           # position in `pictures`, prompt ids, reply ids
         for at, picture in enumerate(pictures):
             for user, text in lessons(self.pages[picture], self.names, rng, number < EARLY_SHARE * self.steps):
-                prompt, reply = self.prompt(user), self.reply(text)
-                where += [(len(rows), len(prompt) - 1 + u) for u in range(len(reply))]
-                rows.append(torch.tensor(prompt + reply))
-                targets += reply
-                owner.append(at)
-        ids = pad_sequence(rows, batch_first=True)                                                          # [B, L]
-        mask = pad_sequence([torch.ones_like(r) for r in rows], batch_first=True)                           # [B, L]
-        positions = pad_sequence([mrope_positions(r, self.image_pad, GRID).T for r in rows], batch_first=True)
-        return Batch(torch.tensor(pictures), torch.tensor(owner), ids, positions.permute(2, 0, 1).contiguous(), mask,
-                     torch.tensor(where).T.contiguous(), torch.tensor(targets))
+                rows.append((at, self.prompt(user), self.reply(text)))
+        B, L, n = (-(-size // step) * step for size, step in zip((
+            len(rows), max(len(prompt + reply) for _, prompt, reply in rows), sum(len(reply) for *_, reply in rows)), STEP))
+        owner, ids, start = torch.zeros(B, dtype=torch.long), torch.zeros(B, L, dtype=torch.long), torch.zeros(B, dtype=torch.long)
+        where, targets = torch.zeros(n, dtype=torch.long), torch.full((n,), -100)
+        u = 0
+        for b, (at, prompt, reply) in enumerate(rows):
+            owner[b], start[b] = at, prompt.index(self.image_pad)
+            ids[b, :len(prompt) + len(reply)] = torch.tensor(prompt + reply)
+            where[u:u + len(reply)] = torch.arange(len(reply)) + b * L + len(prompt) - 1
+            targets[u:u + len(reply)] = torch.tensor(reply)
+            u += len(reply)
+        return Batch(torch.tensor(pictures), owner, ids, start, where, targets)
+
+
+def positions(start: Tensor, L: int) -> Tensor:
+    """policy.mrope_positions of B sequences whose pictures begin at `start` [B]: [3, B, L], computed on the device."""
+    side = VIEWPORT // FACTOR
+    t = torch.arange(L, device=start.device) - start[:, None]                                               # [B, L]
+    inside, after = (t >= 0) & (t < TOKENS), t >= TOKENS
+    counted = t + after * (side - TOKENS)
+    grid = torch.stack([torch.zeros_like(t), t // side, t % side])                                          # [3, B, L]
+    return torch.where(inside, grid, counted) + start[:, None]
 
 
 def log_probs(policy: Policy, pixels: Tensor, batch: Batch) -> Tensor:
-    """Log-probs [n] of the targets; pixels [pictures, H, W, 3] (uint8)."""
+    """Log-probs [n] of the targets, 0 where there is none; pixels [pictures, H, W, 3] (uint8).
+
+    Every shape follows from the batch's, and nothing waits for the GPU: so it can be recorded. Padding is on the right,
+    where a causal model needs no mask.
+    """
     language = policy.base.model.language_model
     features = vision_features(policy.base.model.visual, patchify(pixels[batch.pictures]), GRID)            # [P, T, H]
     embeds = language.embed_tokens(batch.ids)                                                               # [B, L, H]
-    image = (batch.ids == policy.image_pad)[..., None]                                                      # [B, L, 1]
-    embeds = embeds.masked_scatter(image, features[batch.owner].to(embeds.dtype))
-    hidden = language(inputs_embeds=embeds, position_ids=batch.positions, attention_mask=batch.mask,
-                      use_cache=False).last_hidden_state                                                    # [B, L, H]
-    logp = policy.logits(hidden[batch.where[0], batch.where[1]]).log_softmax(-1)                            # [n, V]
-    return logp.gather(-1, batch.targets[:, None])[:, 0]
+    place = (batch.start[:, None] + torch.arange(TOKENS, device=batch.ids.device))[..., None].expand(-1, -1, embeds.shape[-1])
+    embeds = embeds.scatter(1, place, features.index_select(0, batch.owner).to(embeds.dtype))
+    hidden = language(inputs_embeds=embeds, position_ids=positions(batch.start, batch.ids.shape[1]),
+                      attention_mask={"full_attention": None}, use_cache=False).last_hidden_state           # [B, L, H]
+    logits = policy.logits(hidden.flatten(0, 1).index_select(0, batch.where))                               # [n, V]
+    return -F.cross_entropy(logits, batch.targets, reduction="none")
 
 
 @torch.no_grad()
@@ -134,6 +159,44 @@ def following(policy: Policy, pages: list[Page], names: Names, seed: int) -> dic
     return shares
 
 
+class Step:
+    """One optimisation step on a batch; returns its loss, on the device.
+
+    On a GPU a shape's first two batches run launch by launch, the third is recorded, and from then on its recording is
+    launched on the batch copied into its place.
+    """
+
+    def __init__(self, policy: Policy, pixels: Tensor, optimizer: torch.optim.Optimizer) -> None:
+        self.policy, self.pixels, self.optimizer = policy, pixels, optimizer
+        self.met: Counter[tuple[int, int, int]] = Counter()
+        self.recorded: dict[tuple[int, int, int], tuple[torch.cuda.CUDAGraph, Batch, Tensor]] = {}
+
+    def __call__(self, batch: Batch) -> Tensor:
+        self.met[batch.shape] += 1
+        if self.pixels.device.type != "cuda" or self.met[batch.shape] < 3:
+            return self.run(batch)
+        if batch.shape not in self.recorded:
+            graph = torch.cuda.CUDAGraph()
+            pool = next((other.pool() for other, *_ in self.recorded.values()), None)
+            with torch.cuda.graph(graph, pool=pool):
+                loss = self.run(batch)
+            self.recorded[batch.shape] = graph, batch, loss
+        graph, place, loss = self.recorded[batch.shape]
+        for old, new in zip(vars(place).values(), vars(batch).values()):
+            old.copy_(new)
+        graph.replay()
+        return loss
+
+    def run(self, batch: Batch) -> Tensor:
+        self.optimizer.zero_grad()
+        with torch.autocast(batch.ids.device.type, torch.bfloat16, enabled=batch.ids.device.type == "cuda"):
+            loss = -log_probs(self.policy, self.pixels, batch).sum() / (batch.targets >= 0).sum()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.policy.parameters(), 1.0)
+        self.optimizer.step()
+        return loss.detach()
+
+
 def rate(done: int, steps: int, lr: float) -> float:
     """Learning rate: up over the first 1 % of the steps, level, then down to zero over the last 40 %."""
     part = done / steps
@@ -143,7 +206,7 @@ def rate(done: int, steps: int, lr: float) -> float:
 def pretrain(folder: Path, model: Path, out: Path, steps: int, size: int, lr: float, seed: int, workers: int) -> None:
     """Trains `model` on the pages of `folder` and writes it to `out` in bf16, with its grounding accuracy.
 
-    Resumes from out/resume.pt, saved fifteen times a run: a step's batch depends on its number alone.
+    Resumes from out/resume.pt, saved six times a run: a step's batch depends on its number alone.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     policy = load_policy(model, device, torch.float32, tune_vision=True).train()
@@ -154,8 +217,12 @@ def pretrain(folder: Path, model: Path, out: Path, steps: int, size: int, lr: fl
     real = [p for p in seen if not p.scrambled]
     with ThreadPoolExecutor() as pool:
         pixels = torch.stack(list(pool.map(lambda page: decode(page.image.read_bytes()), seen))).to(device)  # [N, H, W, 3]
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.01,
-                                  fused=device.type == "cuda")
+    gpu = device.type == "cuda"
+    if gpu:
+        torch.cuda.set_stream(torch.cuda.Stream())          # the default stream cannot be recorded
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=torch.tensor(lr, device=device), betas=(0.9, 0.98),
+                                  weight_decay=0.01, fused=gpu, capturable=gpu)
+    step = Step(policy, pixels, optimizer)
     done, spent = 0, 0.0
     out.mkdir(parents=True, exist_ok=True)
     if (out / "resume.pt").exists():
@@ -165,24 +232,17 @@ def pretrain(folder: Path, model: Path, out: Path, steps: int, size: int, lr: fl
         done, spent = state["done"], state["spent"]
     print(f"{len(seen)} pictures to learn, {len(held_out)} held out; {done} of {steps} steps done", flush=True)
     batches = DataLoader(Lessons(policy, seen, names, size, steps, seed), batch_size=None,
-                         sampler=range(done, steps), num_workers=workers, prefetch_factor=8 if workers else None,
-                         pin_memory=device.type == "cuda")
+                         sampler=range(done, steps), num_workers=workers, prefetch_factor=8 if workers else None)
     began, last, samples = time.monotonic() - spent, time.monotonic(), 0
     for batch in batches:
-        batch = batch.to(device)
         for group in optimizer.param_groups:
-            group["lr"] = rate(done, steps, lr)
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            loss = -log_probs(policy, pixels, batch).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
-        optimizer.step()
+            group["lr"].fill_(rate(done, steps, lr))
+        loss = step(batch.to(device))
         done, samples = done + 1, samples + len(batch.owner)
         if done % 100 == 0:
             row = {"step": done, "minutes": (time.monotonic() - began) / 60, "loss": loss.item(),
                    "samples/s": samples / (time.monotonic() - last)}
-            if done % max(100, steps // 1500 * 100) == 0:
+            if done % max(100, steps // 600 * 100) == 0:
                 policy.eval()
                 row |= {"grounding": grounding(policy, held_out[:60]), "grounding_seen": grounding(policy, real[:60])}
                 row |= following(policy, held_out[:60], names, seed)

@@ -256,5 +256,5 @@ def thread(name: str):
     lines = g.world.forum.messages.get(name, [])
     return page(f"Chat with {name}",
                 form(f"/messages/{name}", field("Message", "message", kind="textarea"), button("Send")),
-                *(pair("Me" if author == ME else author, line, "message__body") for author, line in reversed(lines)),
+                *(block("message", pair("Me" if author == ME else author, line, "message__body")) for author, line in reversed(lines)),
                 notice=done())

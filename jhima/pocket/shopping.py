@@ -166,9 +166,9 @@ def checkout():
     if request.method == "GET":
         return page("Checkout", pair("Subtotal", money(subtotal())), pair("Ship to", store.customers[EMMA].street),
                     *(pair(name, money(cost)) for name, cost in SHIPPING.items()),
-                    form("/checkout/", choice("shipping", [f"Ship {name}" for name in SHIPPING], "Ship Standard"),
+                    form("/checkout/", choice("shipping", [f"Use {name}" for name in SHIPPING], "Use Standard"),
                          field("Coupon", "coupon"), button("Place Order")), notice=done())
-    shipping, coupon = typed("shipping").removeprefix("Ship "), typed("coupon", 20).upper()
+    shipping, coupon = typed("shipping").removeprefix("Use "), typed("coupon", 20).upper()
     if shipping not in SHIPPING or (coupon and coupon not in store.coupons):
         return redirect("/checkout/?done=Bad coupon", 303)
     order = store.place_order(shipping, coupon)
