@@ -38,7 +38,7 @@ from jhima.actions import format_reply, parse
 from jhima.arena import PocketArena
 from jhima.chromium import Browsers
 from jhima.pocket.teacher import MODEL, serve_teacher
-from jhima.policy import Policy, Sample
+from jhima.policy import Policy, Sample, free_memory
 from jhima.rewards import Judge
 from jhima.rollout import Agents, Environment, Sampling, describe, perform, rollout
 from jhima.sampler import Completion
@@ -157,6 +157,22 @@ def update(policy: Policy, samples: list[Sample], passes: int = 2) -> dict:
 def gap(policy: Policy, samples: list[Sample]) -> float:
     """Mean |log-prob of the policy - of the sampler| over samples."""
     return round(float(torch.cat([policy([s], TEMPERATURE) - torch.tensor(s.logps, device=DEVICE) for s in samples]).abs().mean()), 5)
+
+
+def rounding(policy: Policy, samples: list[Sample]) -> dict:
+    """How far the trainer's bf16 and vLLM's are from the same weights in fp32: where both are equally far, their
+    difference is rounding, and no smaller one can be asked for."""
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        trainer = torch.cat([policy([s], TEMPERATURE) for s in samples])
+        rounded = [p for p in policy.parameters() if p.dtype == torch.bfloat16]
+        for p in rounded:
+            p.data = p.data.float()
+        exact = torch.cat([policy([s], TEMPERATURE) for s in samples])
+        for p in rounded:
+            p.data = p.data.bfloat16()               # as it was: they came from there
+    sampler = torch.tensor([logp for s in samples for logp in s.logps], device=DEVICE)
+    return {name: round(float((a - b).abs().mean()), 5) for name, a, b in (
+        ("trainer - vLLM", trainer, sampler), ("trainer - fp32", trainer, exact), ("vLLM - fp32", sampler, exact))}
 
 
 def samples_of(group, coin: random.Random) -> tuple[list[Sample], list[Sample]]:
@@ -298,8 +314,10 @@ async def play(args: argparse.Namespace, result: dict, note, watch: Watch, act: 
     prompts = [actor.prompts.actor("Another task", ["Look around"], [], s.image) for s in few[:8]]
     replies = await asyncio.gather(*(act.sample(p, args.action_tokens, TEMPERATURE, i) for i, p in enumerate(prompts)))
     actor.eval()
-    result["mean |log-prob difference|"]["next version"] = gap(
-        actor, [Sample(r.prompt_ids, p.image, r.ids, 0.0, r.logps) for r, p in zip(replies, prompts)])
+    fresh = [Sample(r.prompt_ids, p.image, r.ids, 0.0, r.logps) for r, p in zip(replies, prompts)]
+    result["mean |log-prob difference|"]["next version"] = gap(actor, fresh)
+    if DEVICE.type == "cuda" and free_memory() > 24 << 30:
+        result["mean |log-prob difference|"]["next version, against fp32"] = rounding(actor, fresh)
 
     # 8. GPU-seconds a task of K x M episodes of T steps, before and after.
     idle = {name: result["phases"][name]["GPU idle"] or 0.0 for name in ("lock-step", "rollout")}

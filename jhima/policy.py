@@ -180,12 +180,13 @@ class Policy(nn.Module):
     def compile(self) -> None:
         """Compiles the decoder layers, one graph for all layers and all lengths, and the tower's, one a picture size.
 
-        cuDNN's attention is switched off: with lengths that vary, its backward pass made illegal memory accesses
-        (torch 2.11, H200) and it planned anew for each shape; flash attention does neither.
+        The graph is for one sample at a time, which keeps a GPU busy where compiling pays at all; several at once run
+        as they are. (A graph for any number of samples took longer to compile than it saved, and its backward pass made
+        illegal memory accesses: torch 2.11, H200. So did cuDNN's attention with lengths that vary; it is switched off.)
         """
         torch.backends.cuda.enable_cudnn_sdp(False)
         for layer in self.base.model.language_model.layers:
-            layer.compile(dynamic=True)
+            layer.forward = _compiled_for_one(layer.forward)
         self._vision_block = torch.compile(block)
 
     def _choose_checkpointing(self, embeds: Tensor, positions: Tensor) -> None:
@@ -233,6 +234,15 @@ class Policy(nn.Module):
             return chosen
         with torch.no_grad():
             return chosen, -(logp.exp() * logp.masked_fill(self.forbidden, 0)).sum(-1)
+
+
+def _compiled_for_one(forward):
+    """A decoder layer's forward, compiled where it gets one sample: hidden [1, L, H]."""
+    compiled = torch.compile(forward, dynamic=True)
+
+    def either(hidden: Tensor, *args, **kwargs):
+        return (compiled if len(hidden) == 1 else forward)(hidden, *args, **kwargs)
+    return either
 
 
 def free_memory() -> int:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import random
 import re
@@ -14,9 +15,9 @@ from PIL import Image
 
 from jhima.actions import parse
 from jhima.pocket.generate import task_list
-from jhima.pocket.lessons import EARLY, LATE, Page, lesson, names_of, read_pages
+from jhima.pocket.lessons import EARLY, LATE, Page, lesson, lessons, names_of, read_pages, shuffled
 from jhima.pocket.pages import collect
-from jhima.pocket.pretrain import GRID, SCRAMBLED_SHARE, TOKENS, Batch, Lessons, Step, answered, log_probs, positions, rate
+from jhima.pocket.pretrain import GRID, TOKENS, Batch, Lessons, Step, answered, assemble, log_probs, positions, rate
 from jhima.policy import Sample, load_policy, mrope_positions
 from jhima.prompts import Prompt, read_plan
 from jhima.sampler import Completion
@@ -48,10 +49,10 @@ def test_the_collector_keeps_pictures_with_what_they_show_and_goes_on(folder, pa
     assert (folder / "pages.jsonl").read_text("utf-8").startswith(before)
 
 
-def test_no_lesson_holds_what_evaluation_asks(pages):
-    """The decomposer's lessons come from training templates alone, and none is an evaluation task's instruction."""
+def test_no_lesson_holds_what_rl_or_evaluation_asks(pages):
+    """Lessons come from fine-tuning's half of the training tasks alone, and none is an evaluation task's instruction."""
     names, rng = names_of(pages), random.Random(0)
-    evaluation = {task["intent"] for task in task_list("eval")}
+    evaluation = {task["intent"] for split in ("eval", "rl") for task in task_list(split)} - {t["intent"] for t in task_list("demos")}
     asked = [lesson(pages[0], "plan", names, rng) for _ in range(2000)]
     assert not {user.removeprefix("Plan ") for user, _ in filter(None, asked)} & evaluation
     asked = [lesson(pages[0], "finish", names, rng) for _ in range(2000)]
@@ -93,13 +94,39 @@ def test_a_batch_is_made_from_its_number_and_scored_as_the_policy_scores_it(page
         found = log_probs(policy, pixels, batch)
 
         rng = random.Random("0/7")                                   # the oracle: the same lessons, one sample at a time
-        chosen = [pages[rng.choice(data.kinds[rng.random() < SCRAMBLED_SHARE])] for _ in range(2)]
-        from jhima.pocket.lessons import lessons
-        samples = [Sample(policy.prompt_ids(Prompt("", user, b"")), page.image.read_bytes(), policy.response_ids(reply))
-                   for page in chosen for user, reply in lessons(page, names, rng, early=False)]
+        samples = []
+        for _ in range(2):
+            page, bands = data.picture(rng)
+            png = io.BytesIO()
+            Image.fromarray(assemble(pixels, torch.tensor([bands]))[0].numpy()).save(png, "PNG")
+            samples += [Sample(policy.prompt_ids(Prompt("", user, b"")), png.getvalue(), policy.response_ids(reply))
+                        for user, reply in lessons(page, names, rng, early=False)]
         expected = torch.cat([policy([sample]) for sample in samples])
     assert (found[len(expected):] == 0).all() and (batch.targets[len(expected):] == -100).all()
     torch.testing.assert_close(found[:len(expected)], expected, atol=2e-5, rtol=0)
+
+
+def test_a_shuffled_page_says_where_its_rows_are(pages):
+    """Every row and element has moved with its pixels; rows of both pages are there, and only their order is new."""
+    rng, mixed, whole = random.Random(4), 0, [page for page in pages if page.bands()[0]]
+    for one, other in zip(whole, whole[1:]):
+        page, order = shuffled((one, other), rng)
+        pixels = torch.stack([decode(p.image.read_bytes()) for p in (one, other)])
+        picture = assemble(pixels, torch.tensor([[which * 12 + n for which, n in order]]))[0]
+        for things in ("rows", "elements"):
+            for thing in getattr(page, things):
+                to = int(thing["y"] // 28)
+                homes = [(which, int(old["y"] // 28)) for which, p in enumerate((one, other)) for old in getattr(p, things)
+                         if thing == old | {"y": thing["y"]}]
+                assert order[to] in homes
+                which, n = order[to]
+                assert torch.equal(picture[to * 28:(to + 1) * 28], pixels[which, n * 28:(n + 1) * 28])
+        held = [sum(len([row for row in p.rows if row["y"] // 28 == n]) for n in p.bands()[0]) for p in (one, other)]
+        assert len(set(order)) == 12 and len(page.rows) >= min(11, sum(held))
+        mixed += len({which for which, _ in order[1:]}) == 2
+    assert mixed > len(whole) / 2
+    tall = Page(pages[0].image, [{"text": "Two lines", "caption": "", "x": 168, "y": 84}], [], False, False)
+    assert shuffled((tall, pages[0]), rng) is None
 
 
 def test_positions_of_a_batch_are_the_policys():
@@ -116,7 +143,7 @@ def test_a_step_learns_whatever_the_shape_and_padding_changes_nothing(pages, che
         policy = load_policy(checkpoint, torch.device("cpu"), torch.float32, tune_vision=True).train()
         batch = Lessons(policy, pages, names_of(pages), size=1, steps=10, seed=0)[3]
         B, L = batch.ids.shape
-        wider = Batch(batch.pictures, F.pad(batch.owner, (0, pad)), F.pad(batch.ids, (0, pad, 0, pad)), F.pad(batch.start, (0, pad)),
+        wider = Batch(batch.bands, F.pad(batch.owner, (0, pad)), F.pad(batch.ids, (0, pad, 0, pad)), F.pad(batch.start, (0, pad)),
                       F.pad(batch.where // L * (L + pad) + batch.where % L, (0, pad)), F.pad(batch.targets, (0, pad), value=-100))
         assert wider.shape == (B + pad, L + pad, len(batch.targets) + pad)
         pixels = torch.stack([decode(page.image.read_bytes()) for page in pages])

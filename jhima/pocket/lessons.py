@@ -12,10 +12,11 @@ own and the moves so far in its history, so that only plan and history tell what
     answer   a value to read off the page
     finish   nothing: all is done
 Planning
-    plan     an instruction's subtasks: half of them training tasks as they are, for what must be known (whose order it
-             is, where a shop keeps its mugs), half with names from anywhere put in the place of theirs, so that there
-             is nothing to remember and everything to copy
-The templates that are held out for evaluation are in no lesson, and no evaluation task's instruction is either.
+    plan     an instruction's subtasks, with names from anywhere put in the place of its own: there is nothing to
+             remember and everything to copy. What must be known (where a shop keeps its mugs) is left to fine-tuning and RL
+Half of the pages are shuffled: rows cut out of two pictures, in any order, so that no row has a place to be remembered.
+Tasks are those of fine-tuning's half (`pocket-demos`): no instruction of RL's half or of evaluation is in any lesson,
+and no template that is held out for evaluation.
 """
 from __future__ import annotations
 
@@ -29,14 +30,16 @@ from pathlib import Path
 from zlib import crc32
 
 from ..actions import format_reply
+from ..vision import FACTOR
 from .generate import solutions, task_list
 from .intents import Answer, Click, Move, Write, operation
-from .model import PROMPTS
+from .model import PROMPTS, VIEWPORT
 
 # Lessons of each kind about a picture: while the model learns to read at all, and after that.
 EARLY = {"read": 1, "point": 1, "value": 1, "click": 3, "write": 1, "plan": 1}
 LATE = {"read": 0.4, "point": 1, "value": 1, "click": 3, "follow": 4, "write": 2, "answer": 1.5, "finish": 0.5, "plan": 3}
 HELD_OUT = 10                                # one page address in ten is for evaluation (see read_pages)
+BANDS = VIEWPORT // FACTOR                   # a picture is so many bands of 28 px, and a page's rows lie each in one of them
 
 
 @dataclass(frozen=True)
@@ -52,10 +55,18 @@ class Page:
         labels = [e["label"] for e in self.elements]
         return [e for e in self.elements if e["field"] == field and labels.count(e["label"]) == 1]
 
+    def bands(self) -> tuple[list[int], list[int]]:
+        """Numbers of the bands below the header that hold something, and of those that are blank; none where a row
+        takes two bands, for then the page cannot be cut."""
+        rows = {row["y"] / FACTOR - 0.5 for row in self.rows} | {e["y"] // FACTOR for e in self.elements}
+        if any(row % 1 for row in rows):
+            return [], []
+        return [n for n in range(1, BANDS) if n in rows], [n for n in range(1, BANDS) if n not in rows]
+
 
 @dataclass(frozen=True)
 class Names:
-    """What lessons draw from: phrases of the pages to learn from, texts to type, and training tasks."""
+    """What lessons draw from: phrases of the pages to learn from, texts to type, and fine-tuning's tasks."""
     phrases: list[str]
     texts: list[str]
     tasks: list[tuple[str, tuple[str, ...], tuple[str, ...]]]       # intent, subtask titles, the names in them
@@ -74,7 +85,7 @@ def read_pages(folder: Path) -> list[Page]:
     held_out = {(site, path) for site, path in map(address, rows)
                 if len(kinds[kind_of(site, path)]) >= 8 and crc32(f"{site}{path}".encode()) % HELD_OUT == 0}
     return [Page(folder / "images" / row["image"], row["rows"], row["elements"], row["scrambled"],
-                 not row["scrambled"] and address(row) in held_out) for row in rows]
+                 address(row) in held_out) for row in rows]
 
 
 def address(row: dict) -> tuple[str, str]:
@@ -92,11 +103,29 @@ def kind_of(site: str, path: str) -> tuple[str, ...]:
     return (site, *("*" if any(c.isdigit() for c in part) else part for part in parts), "*")
 
 
+def shuffled(pages: tuple[Page, Page], rng: random.Random) -> tuple[Page, list[tuple[int, int]]] | None:
+    """A page put together from the rows of two, and where each of its bands comes from: (0 or 1, number of the band).
+
+    The first one's header stays on top; blank bands go to the bottom, as on pages. None where a page cannot be cut.
+    """
+    bands = [page.bands() for page in pages]
+    if not all(filled + blank for filled, blank in bands):
+        return None
+    filled, blank = ([(which, n) for which, pair in enumerate(bands) for n in pair[kind]] for kind in (0, 1))
+    rng.shuffle(filled)
+    order = [(0, 0), *(filled + blank)[:BANDS - 1]]
+
+    def moved(things: str) -> list[dict]:
+        return [thing | {"y": thing["y"] + (to - n) * FACTOR} for to, (which, n) in enumerate(order)
+                for thing in getattr(pages[which], things) if thing["y"] // FACTOR == n]
+    return Page(pages[0].image, moved("rows"), moved("elements"), True, False), order
+
+
 def names_of(pages: list[Page]) -> Names:
     phrases = {row["text"] for page in pages if not page.scrambled for row in page.rows if len(row["text"]) <= 20}
     tasks = []
     texts = {"1", "2"}
-    for task in task_list("train"):
+    for task in task_list("demos"):
         plan = solutions()[task["intent"]].plan
         values = tuple(sorted((str(v) for v in task["instantiation_dict"].values() if str(v) in task["intent"]), key=len, reverse=True))
         tasks.append((task["intent"], tuple(g.title for g in plan), values))
@@ -125,7 +154,7 @@ def renamed(task: tuple[str, tuple[str, ...], tuple[str, ...]], names: Names, rn
 
 @lru_cache(maxsize=1)
 def forbidden() -> frozenset[str]:
-    return frozenset(task["intent"] for task in task_list("eval"))
+    return frozenset(task["intent"] for split in ("eval", "rl") for task in task_list(split)) - {task["intent"] for task in task_list("demos")}
 
 
 def lesson(page: Page, kind: str, names: Names, rng: random.Random) -> tuple[str, str] | None:
@@ -157,8 +186,7 @@ def lesson(page: Page, kind: str, names: Names, rng: random.Random) -> tuple[str
     if kind == "finish":
         return _midway(names, rng, None), format_reply("Finish", ["terminate(status='success')"])
     if kind == "plan":
-        task = rng.choice(names.tasks)
-        intent, titles = renamed(task, names, rng) if rng.random() < 0.5 else (task[0], list(task[1]))
+        intent, titles = renamed(rng.choice(names.tasks), names, rng)
         if intent not in forbidden():
             return PROMPTS.decomposer(intent, b"").user, "\n".join(f"{n}. {title}" for n, title in enumerate(titles, 1))
     return None
@@ -185,7 +213,7 @@ def _click(e: dict) -> str:
 
 
 def _midway(names: Names, rng: random.Random, move: Move | None, asked: str = "") -> str:
-    """The actor's prompt where `move` is next in a training task's plan (None: where all is done), under other names.
+    """The actor's prompt where `move` is next in a task's plan (None: where all is done), under other names.
 
     asked: what an Answer is to be about. Half of the plans keep the names of all other moves.
     """

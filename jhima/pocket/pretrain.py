@@ -27,12 +27,13 @@ from ..policy import Policy, expand, load_policy, save_policy
 from ..prompts import Prompt
 from ..sampler import Request, generate
 from ..vision import FACTOR, PATCH, decode, patchify, vision_features
-from .lessons import Names, Page, click_on, lesson, lessons, names_of, read_pages
+from .lessons import BANDS, Names, Page, click_on, lesson, lessons, names_of, read_pages, shuffled
 from .model import VIEWPORT
 
 GRID = (VIEWPORT // PATCH, VIEWPORT // PATCH)        # patches of a picture
 TOKENS = (VIEWPORT // FACTOR) ** 2
-SCRAMBLED_SHARE = 0.4                                # of a batch's pictures
+SHUFFLED_SHARE = 0.5                                 # of a batch's pictures: put together from the rows of two
+SCRAMBLED_SHARE = 0.4                                # of the pictures collected that it takes
 EARLY_SHARE = 0.35                                   # of all steps: reading before following
 
 
@@ -42,8 +43,8 @@ STEP = (64, 64, 1024)                                # B, L and n are rounded up
 @dataclass(frozen=True)
 class Batch:
     """B lessons about P pictures, padded to L tokens; n tokens are to be learnt, the last of them as padding, not."""
-    pictures: Tensor         # [P] numbers of the pictures
-    owner: Tensor            # [B] whose lesson it is, as a position in `pictures`
+    bands: Tensor            # [P, BANDS] what each picture is made of: picture x BANDS + band
+    owner: Tensor            # [B] whose lesson it is, as a row of `bands`
     ids: Tensor              # [B, L]
     start: Tensor            # [B] where the picture's tokens begin
     where: Tensor            # [n] the state that predicts each target, as a position in B x L
@@ -74,10 +75,12 @@ class Lessons:
 
     def __getitem__(self, number: int) -> Batch:
         rng = random.Random(f"{self.seed}/{number}")
-        pictures = [rng.choice(self.kinds[rng.random() < SCRAMBLED_SHARE]) for _ in range(self.size)]
-        rows: list[tuple[int, list[int], list[int]]] = []           # position in `pictures`, prompt ids, reply ids
-        for at, picture in enumerate(pictures):
-            for user, text in lessons(self.pages[picture], self.names, rng, number < EARLY_SHARE * self.steps):
+        bands: list[list[int]] = []
+        rows: list[tuple[int, list[int], list[int]]] = []           # which picture, its prompt ids, its reply ids
+        for at in range(self.size):
+            page, made_of = self.picture(rng)
+            bands.append(made_of)
+            for user, text in lessons(page, self.names, rng, number < EARLY_SHARE * self.steps):
                 rows.append((at, self.prompt(user), self.reply(text)))
         B, L, n = (-(-size // step) * step for size, step in zip((
             len(rows), max(len(prompt + reply) for _, prompt, reply in rows), sum(len(reply) for *_, reply in rows)), STEP))
@@ -90,7 +93,20 @@ class Lessons:
             where[u:u + len(reply)] = torch.arange(len(reply)) + b * L + len(prompt) - 1
             targets[u:u + len(reply)] = torch.tensor(reply)
             u += len(reply)
-        return Batch(torch.tensor(pictures), owner, ids, start, where, targets)
+        return Batch(torch.tensor(bands), owner, ids, start, where, targets)
+
+    def picture(self, rng: random.Random) -> tuple[Page, list[int]]:
+        """A page to ask about, and the bands of the collected pictures that it is made of."""
+        one, other = (rng.choice(self.kinds[rng.random() < SCRAMBLED_SHARE]) for _ in range(2))
+        if rng.random() < SHUFFLED_SHARE and (made := shuffled((self.pages[one], self.pages[other]), rng)):
+            return made[0], [(one, other)[which] * BANDS + n for which, n in made[1]]
+        return self.pages[one], [one * BANDS + n for n in range(BANDS)]
+
+
+def assemble(pixels: Tensor, bands: Tensor) -> Tensor:
+    """Pictures [P, H, W, 3] out of bands [P, BANDS] of the pictures [N, H, W, 3]."""
+    cut = pixels.view(-1, FACTOR, *pixels.shape[2:])                                                        # [N x BANDS, 28, W, 3]
+    return cut[bands].view(-1, *pixels.shape[1:])
 
 
 def positions(start: Tensor, L: int) -> Tensor:
@@ -104,13 +120,13 @@ def positions(start: Tensor, L: int) -> Tensor:
 
 
 def log_probs(policy: Policy, pixels: Tensor, batch: Batch) -> Tensor:
-    """Log-probs [n] of the targets, 0 where there is none; pixels [pictures, H, W, 3] (uint8).
+    """Log-probs [n] of the targets, 0 where there is none; pixels [N, H, W, 3] (uint8).
 
     Every shape follows from the batch's, and nothing waits for the GPU: so it can be recorded. Padding is on the right,
     where a causal model needs no mask.
     """
     language = policy.base.model.language_model
-    features = vision_features(policy.base.model.visual, patchify(pixels[batch.pictures]), GRID)            # [P, T, H]
+    features = vision_features(policy.base.model.visual, patchify(assemble(pixels, batch.bands)), GRID)     # [P, T, H]
     embeds = language.embed_tokens(batch.ids)                                                               # [B, L, H]
     place = (batch.start[:, None] + torch.arange(TOKENS, device=batch.ids.device))[..., None].expand(-1, -1, embeds.shape[-1])
     embeds = embeds.scatter(1, place, features.index_select(0, batch.owner).to(embeds.dtype))
@@ -211,7 +227,8 @@ def pretrain(folder: Path, model: Path, out: Path, steps: int, size: int, lr: fl
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     policy = load_policy(model, device, torch.float32, tune_vision=True).train()
     pages = read_pages(folder)
-    seen, held_out = [p for p in pages if not p.held_out], [p for p in pages if p.held_out]
+    seen, held_out, scrambled = ([p for p in pages if kind == (p.held_out, p.held_out and p.scrambled)]
+                                 for kind in ((False, False), (True, False), (True, True)))
     names = names_of(seen)
     random.Random(seed).shuffle(held_out)
     real = [p for p in seen if not p.scrambled]
@@ -230,7 +247,7 @@ def pretrain(folder: Path, model: Path, out: Path, steps: int, size: int, lr: fl
         policy.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         done, spent = state["done"], state["spent"]
-    print(f"{len(seen)} pictures to learn, {len(held_out)} held out; {done} of {steps} steps done", flush=True)
+    print(f"{len(seen)} pictures to learn, {len(held_out) + len(scrambled)} held out; {done} of {steps} steps done", flush=True)
     batches = DataLoader(Lessons(policy, seen, names, size, steps, seed), batch_size=None,
                          sampler=range(done, steps), num_workers=workers, prefetch_factor=8 if workers else None)
     began, last, samples = time.monotonic() - spent, time.monotonic(), 0
@@ -244,7 +261,8 @@ def pretrain(folder: Path, model: Path, out: Path, steps: int, size: int, lr: fl
                    "samples/s": samples / (time.monotonic() - last)}
             if done % max(100, steps // 600 * 100) == 0:
                 policy.eval()
-                row |= {"grounding": grounding(policy, held_out[:60]), "grounding_seen": grounding(policy, real[:60])}
+                row |= {"grounding": grounding(policy, held_out[:60]), "grounding_seen": grounding(policy, real[:60]),
+                        "grounding_scrambled": grounding(policy, scrambled[:60])}
                 row |= following(policy, held_out[:60], names, seed)
                 policy.train()
                 _save({"model": policy.state_dict(), "optimizer": optimizer.state_dict(), "done": done,
@@ -256,6 +274,7 @@ def pretrain(folder: Path, model: Path, out: Path, steps: int, size: int, lr: fl
     policy.eval()
     result = {"steps": done, "minutes": (time.monotonic() - began) / 60, "pages": len(seen), "held_out_pages": len(held_out),
               "grounding": grounding(policy, held_out), "grounding_seen": grounding(policy, real[:500]),
+              "grounding_scrambled": grounding(policy, scrambled),
               "following": following(policy, held_out, names, seed)}
     print(json.dumps(result), flush=True)
     (out / "result.json").write_text(json.dumps(result, indent=1), "utf-8")
