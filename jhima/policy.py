@@ -181,8 +181,8 @@ class Policy(nn.Module):
         """Compiles the decoder layers, one graph for all layers and all lengths, and the tower's, one a picture size.
 
         The graph is for one sample at a time, which keeps a GPU busy where compiling pays at all; several at once run
-        as they are. (A graph for any number of samples took longer to compile than it saved, and its backward pass made
-        illegal memory accesses: torch 2.11, H200. So did cuDNN's attention with lengths that vary; it is switched off.)
+        as they are. A compiled layer must keep its parameters' dtypes: torch does not notice that they change, and reads
+        beyond them. cuDNN's attention is switched off, for it plans anew for each length.
         """
         torch.backends.cuda.enable_cudnn_sdp(False)
         for layer in self.base.model.language_model.layers:
