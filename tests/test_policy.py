@@ -241,3 +241,34 @@ def test_a_wrong_checkpoint_gives_one_clear_line(tmp_path, content, message):
     with pytest.raises(ValueError, match=message) as error:
         load_policy(tmp_path, "cpu", torch.float32)
     assert str(tmp_path) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_compiled_layers_give_the_same_gradients_with_one_graph_for_all_lengths(checkpoint, monkeypatch):
+    """Three: the tower's, the first layer's and the others'. Several samples at once go through the layers as they are."""
+    graphs = []
+
+    def counted(graph, inputs):
+        graphs.append(graph)
+        return aot_eager(graph, inputs)
+    aot_eager, compile_ = torch._dynamo.lookup_backend("aot_eager"), torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **options: compile_(f, backend=counted, **options))
+    policy = load_policy(checkpoint, "cpu", torch.float32, lora=(4, 8)).train()
+    randomize(policy, 0)
+    samples = make_samples(policy, 6)
+    assert len({len(s.prompt_ids) + len(s.response_ids) for s in samples}) > 3
+
+    def gradient(micro: int) -> torch.Tensor:
+        for at in range(0, len(samples), micro):
+            policy(samples[at:at + micro]).sum().backward()
+        flat = torch.cat([p.grad.flatten() for p in policy.parameters() if p.requires_grad])
+        policy.zero_grad()
+        return flat
+    plain = gradient(1)
+    policy.compile()
+    try:
+        assert torch.allclose(gradient(1), plain, atol=1e-4) and len(graphs) == 3
+        assert torch.allclose(gradient(3), plain, atol=1e-4) and len(graphs) == 3
+        policy.checkpointing = "on"
+        assert torch.allclose(gradient(1), plain, atol=1e-4)
+    finally:
+        torch.compiler.reset()
