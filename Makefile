@@ -40,9 +40,11 @@ test: setup
 PORT ?= 8399
 BASE := jhima/pocket/base
 tokens := --plan-tokens 64 --action-tokens 48
-sft := --model $(BASE) --data $(RUN)/demos/meta.json --annotations $(RUN)/annotations.jsonl --accumulate 1 --lr 1e-3
-rl := --tasks pocket-rl --K 3 --M 4 --T 10 --tasks-per-batch 4 --limit-batches 6 --lr 3e-4 --micro-batch 8 --concurrency 8 $(tokens)
-eval := --tasks pocket-eval --limit 60 --runs 1 --T 10 --concurrency 12 $(tokens)
+sft := --model $(BASE) --data $(RUN)/demos/meta.json --annotations $(RUN)/annotations.jsonl --accumulate 1
+decomposer := --micro-batch 4 --epochs 4 --lr 1e-3
+actor := --micro-batch 8 --epochs 2 --lr 5e-4
+rl := --tasks pocket-rl --K 3 --M 4 --T 10 --temperature 1 --tasks-per-batch 8 --limit-batches 8 --lr 5e-4 --micro-batch 16 --concurrency 12 $(tokens)
+eval := --tasks pocket-eval --limit 100 --runs 1 --T 10 --concurrency 12 $(tokens)
 models := --decomposer $(RUN)/decomposer --actor $(RUN)/actor
 # Two processes on a CPU, else one a GPU.
 launch := deepspeed $(if $(filter requirements-cpu.txt,$(requirements)),--num_gpus 2)
@@ -52,8 +54,8 @@ demo: setup
 	@$(py) -m jhima.pocket teacher --port $(PORT) & trap "kill $$!" EXIT; set -x; \
 		$(py) annotate.py --data $(RUN)/demos/meta.json --out $(RUN)/annotations.jsonl \
 			--base-url http://127.0.0.1:$(PORT)/v1 --model pocket-teacher
-	$(launch) train_sft.py --role decomposer $(sft) --micro-batch 4 --epochs 4 --out $(RUN)/decomposer
-	$(launch) train_sft.py --role actor $(sft) --micro-batch 8 --epochs 3 --out $(RUN)/actor
+	$(launch) train_sft.py --role decomposer $(sft) $(decomposer) --out $(RUN)/decomposer
+	$(launch) train_sft.py --role actor $(sft) $(actor) --out $(RUN)/actor
 	$(py) evaluate.py $(models) $(eval) --out $(RUN)/before
 	$(launch) train_rl.py $(models) $(rl) --out $(RUN)/rl
 	$(py) evaluate.py $(models) --adapters $(RUN)/rl $(eval) --out $(RUN)/after
@@ -64,7 +66,7 @@ demo: setup
 
 # Table 2 on the pocket arena, from what the demo fine-tuned: about three hours on two cores (benchmarks/ablation.py).
 ablation: setup
-	$(launch) train_sft.py --role actor --no-plan $(sft) --micro-batch 8 --epochs 3 --out $(RUN)/actor-no-plan
+	$(launch) train_sft.py --role actor --no-plan $(sft) $(actor) --out $(RUN)/actor-no-plan
 	$(py) benchmarks/ablation.py --sft $(RUN) --out runs/ablation
 
 clean:

@@ -3,11 +3,11 @@
     python benchmarks/ablation.py --sft runs/demo                        # 4 rows x 3 seeds, one after another
     python benchmarks/ablation.py --sft runs/demo --jobs 4 --browsers 2  # on a machine with cores to spare
 
-A row is train_rl.py with the row's flags, then evaluate.py on all of pocket-eval; rows share the two fine-tuned models
-that `make demo` leaves in --sft, and those without a decomposer start from actor-no-plan there (`make ablation` trains
-it). Every run is resumed by the same command, and finished ones are read, not run again. OUT gets a folder and a log a
-run, results.md (the table, the same on templates that no demonstration and no RL task has, each row minus fine-tuning,
-subgoal analysis, plans before and after, time) and curves.png.
+A row is train_rl.py with the row's flags, then evaluate.py on pocket-eval (new instances of the training templates) and
+on pocket-new (templates that no demonstration and no RL task has); rows share the two fine-tuned models that `make demo`
+leaves in --sft, and those without a decomposer start from actor-no-plan there (`make ablation` trains it). Every run is
+resumed by the same command, and finished ones are read, not run again. OUT gets a folder and a log a run, results.md
+(both tables, each row minus fine-tuning, subgoal analysis, plans before and after, time) and curves.png.
 """
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ from jhima.analysis import compare, compare_markdown
 from jhima.figures import INK, plain, read_metrics
 from jhima.files import write_whole
 from jhima.records import GroupRecord, read_groups
-from jhima.tasks import load_tasks
 
 K, M, T = 3, 4, 10
 TOKENS = ["--plan-tokens", 64, "--action-tokens", 48]
@@ -54,9 +53,9 @@ def parse_args() -> argparse.Namespace:
     add("--rows", nargs="+", choices=list(ROWS), default=list(ROWS), help="(default: all)")
     add("--seeds", nargs="+", type=int, default=[0, 1, 2], help="(default: 0 1 2)")
     add("--batches", type=int, default=12, help="rollout batches of a run (default: %(default)s)")
-    add("--tasks-per-batch", type=int, default=4, help="(default: %(default)s)")
-    add("--lr", type=float, default=3e-4, help="(default: %(default)s)")
-    add("--limit", type=int, default=394, help="evaluation tasks (default: all of pocket-eval, %(default)s)")
+    add("--tasks-per-batch", type=int, default=8, help="(default: %(default)s)")
+    add("--lr", type=float, default=5e-4, help="(default: %(default)s)")
+    add("--limit", type=int, default=265, help="tasks of each evaluation list (default: all, %(default)s)")
     add("--jobs", type=int, default=1, help="runs at the same time (default: %(default)s)")
     add("--concurrency", type=int, default=12, help="browser contexts at once, a run (default: %(default)s)")
     add("--browsers", type=int, default=1, help="Chromium processes, a run (default: %(default)s)")
@@ -89,12 +88,12 @@ def play(args: argparse.Namespace, row: str, seed: int | None) -> str | None:
     models += [] if flat else ["--decomposer", args.sft / "decomposer"]
     browsers = ["--concurrency", args.concurrency, "--browsers", args.browsers, "--T", T, *TOKENS]
     train = ["train_rl.py", *models, "--tasks", "pocket-rl", "--K", K, *ROWS.get(row, ("", []))[1], "--lr", args.lr,
-             "--tasks-per-batch", args.tasks_per_batch, "--limit-batches", args.batches, "--micro-batch", 16, "--seed", seed,
+             "--temperature", 1, "--tasks-per-batch", args.tasks_per_batch, "--limit-batches", args.batches, "--micro-batch", 16, "--seed", seed,
              *browsers, "--out", args.out / name]
-    test = ["evaluate.py", *models, *["--no-plan"] * flat, "--tasks", "pocket-eval", "--limit", args.limit, "--runs", 1,
-            *browsers, "--out", args.out / f"{name}-eval"]
-    test += [] if seed is None else ["--adapters", args.out / name]
-    for command in ([] if seed is None else [train]) + [test]:
+    tests = [["evaluate.py", *models, *["--no-plan"] * flat, "--tasks", f"pocket-{kind}", "--limit", args.limit, "--runs", 1,
+              *browsers, *[] if seed is None else ["--adapters", args.out / name], "--out", args.out / f"{name}-{kind}"]
+             for kind in ("eval", "new")]
+    for command in ([] if seed is None else [train]) + tests:
         began = time.monotonic()
         with (args.out / f"{name}.log").open("ab") as log:
             done = subprocess.run([sys.executable, *map(str, command)], check=False, stdout=log, stderr=log, cwd=ROOT,
@@ -105,24 +104,20 @@ def play(args: argparse.Namespace, row: str, seed: int | None) -> str | None:
     return None
 
 
-def evaluations(args: argparse.Namespace) -> dict[str, list[GroupRecord]]:
-    """The evaluations of every row, fine-tuning first; a row's seeds are its runs."""
-    found = {"fine-tuned, with plans": read_groups(args.out / "sft-eval")}
-    if (args.out / "sft-no-plan-eval").exists():
-        found["fine-tuned, without plans"] = read_groups(args.out / "sft-no-plan-eval")
+def evaluations(args: argparse.Namespace, kind: str) -> dict[str, list[GroupRecord]]:
+    """The evaluations of every row on pocket-`kind`, fine-tuning first; a row's seeds are its runs."""
+    found = {"fine-tuned, with plans": read_groups(args.out / f"sft-{kind}")}
+    if any("flat" in row for row in args.rows):
+        found["fine-tuned, without plans"] = read_groups(args.out / f"sft-no-plan-{kind}")
     for row in args.rows:
         found[ROWS[row][0]] = [replace(group, batch=f"seed {seed}") for seed in args.seeds
-                               for group in read_groups(args.out / f"{row}-{seed}-eval")]
+                               for group in read_groups(args.out / f"{row}-{seed}-{kind}")]
     return found
 
 
 def results(args: argparse.Namespace) -> str:
-    runs, trained = evaluations(args), {task.template for task in load_tasks("pocket")}
-    new = {name: [g for g in groups if g.task.template not in trained] for name, groups in runs.items()}
-    lines = ["## Held-out tasks", "", compare_markdown(compare(runs))]
-    if all(new.values()):
-        lines += ["## Of these, templates that no training task has", "", compare_markdown(compare(new))]
-    lines += ["## Reward by batch and seed", ""]
+    lines = ["## Held-out tasks", "", compare_markdown(compare(evaluations(args, "eval"))),
+             "## Held-out templates", "", compare_markdown(compare(evaluations(args, "new"))), "## Reward by batch and seed", ""]
     spent = []
     for row in args.rows:
         for seed in args.seeds:

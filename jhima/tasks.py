@@ -3,8 +3,8 @@
     python -m jhima.tasks FILE_OR_NAME     a table of sites and evaluators; exit code 1 if a task cannot be scored
 
 A task file is a JSON list (or JSON lines) of WebArena's task objects. Some lists have names: `pocket`, the pocket
-arena's training tasks, its halves `pocket-demos` and `pocket-rl`, and `pocket-eval`; `webarena-lite-v2`, the 154
-evaluation tasks; `webarena-train`, the 647 of WebArena's 812 that are not among WebArena-Lite's 165. The last two are
+arena's training tasks, and its halves `pocket-demos` and `pocket-rl`; `pocket-eval`, new instances of their templates,
+and `pocket-new`, templates that they have not; `webarena-lite-v2`, the 154 evaluation tasks; `webarena-train`, the 647 of WebArena's 812 that are not among WebArena-Lite's 165. The last two are
 files of other projects, looked for in data/ (or $JHIMA_DATA). URLs stay as the file has them, with their placeholders;
 an arena's lease says what to put there (`fill`).
 """
@@ -28,7 +28,7 @@ from .compare import OR, satisfies
 from .helpers import parse_call
 from .pocket import SITES as POCKET_SITES
 
-POCKET = {"pocket": "train", "pocket-demos": "demos", "pocket-rl": "rl", "pocket-eval": "eval"}
+POCKET = {"pocket": "train", "pocket-demos": "demos", "pocket-rl": "rl", "pocket-eval": "eval", "pocket-new": "new"}
 DATA = Path(os.environ.get("JHIMA_DATA", Path(__file__).resolve().parent.parent / "data"))
 # name -> (file in data/, how to get it)
 PUBLISHED = {
@@ -140,7 +140,7 @@ def _rows(name_or_path: str | Path) -> tuple[str, str, list]:
     name = str(name_or_path)
     if name in POCKET:
         from .pocket.generate import task_list       # builds every template: only for those who ask
-        return name, "pocket-eval" if name == "pocket-eval" else "pocket-train", task_list(POCKET[name])
+        return name, name if name in ("pocket-eval", "pocket-new") else "pocket-train", task_list(POCKET[name])
     path = _published(name) if name in PUBLISHED else Path(name)
     try:
         if path.stat().st_size > MAX_FILE:

@@ -22,17 +22,16 @@ from jhima.prompts import read_annotation
 def test_templates_and_splits():
     kinds = templates()
     assert all(Counter(t.site for t in kinds)[site] >= 8 for site in SITES) and len(kinds) >= 40
-    train, evaluation = task_list("train"), task_list("eval")
-    assert len(train) >= 400 and len(evaluation) >= 100
-    intents = [[t["intent"] for t in split] for split in (train, evaluation)]
-    assert len(set(intents[0]) | set(intents[1])) == len(train) + len(evaluation)             # no instance twice
-    held_out = {t["intent_template"] for t in evaluation} - {t["intent_template"] for t in train}
-    assert len(held_out) >= 5
+    train, evaluation, new = (task_list(split) for split in ("train", "eval", "new"))
+    assert len(train) >= 400 and len(evaluation) >= 200 and len(new) >= 100
+    assert len({t["intent"] for t in train + evaluation + new}) == len(train) + len(evaluation) + len(new)   # no instance twice
+    known, evaluated, held_out = ({t["intent_template"] for t in split} for split in (train, evaluation, new))
+    assert evaluated == known and not held_out & known and len(held_out) >= 10
     assert task_list("train") == train                                                       # seeded
 
 
 def test_every_kind_of_evaluator_occurs():
-    tasks = task_list("train") + task_list("eval")
+    tasks = task_list("train") + task_list("eval") + task_list("new")
     assert {"+".join(t["eval"]["eval_types"]) for t in tasks} == {
         "string_match", "url_match", "program_html", "url_match+program_html", "string_match+url_match"}
     assert {rule for t in tasks for rule in t["eval"]["reference_answers"] or {}} == {
@@ -59,6 +58,8 @@ def test_the_teacher_writes_the_format_that_annotate_reads():
     for solution in list(solutions().values())[::20]:
         analysis, subtasks, unnecessary = read_annotation(annotate(solution, ["Click A", "Click B"]))
         assert [g.title for g in subtasks] == [g.title for g in solution.plan] and analysis and unnecessary is None
+        _, brief, _ = read_annotation(annotate(solution, [], brief=True))
+        assert len(brief) == len(subtasks) and all(long.title.startswith(short.title) for short, long in zip(brief, subtasks))
     assert read_annotation(annotate(solution, ["Click A", "Click A"]))[2] == "Click A"
 
 

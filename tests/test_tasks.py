@@ -130,7 +130,7 @@ def test_the_pocket_lists_go_through_the_same_checks():
 
 
 def test_names_that_are_no_file(tmp_path):
-    with pytest.raises(ValueError, match="no such file; the names are pocket, pocket-demos, pocket-rl, pocket-eval, "
+    with pytest.raises(ValueError, match="no such file; the names are pocket, pocket-demos, pocket-rl, pocket-eval, pocket-new, "
                                          "webarena-train, webarena-lite-v2"):
         load_tasks(tmp_path / "none.json")
     with pytest.raises(ValueError, match="cannot be read"):

@@ -37,13 +37,13 @@ def main() -> None:
     serve.add_argument("--json", action="store_true", help="print one JSON line with the URLs, and stop at end of input")
 
     tasks = commands.add_parser("tasks", help="print the tasks of a split as JSON")
-    tasks.add_argument("split", choices=("train", "eval", "demos", "rl"))
+    tasks.add_argument("split", choices=("train", "eval", "new", "demos", "rl"))
 
     for name, text in (("check", "solve tasks with the oracle and with the do-nothing agent"),
                        ("demos", "record the oracle's trajectories of training tasks")):
         sub = commands.add_parser(name, help=text)
-        sub.add_argument("--tasks", nargs="+", default=["pocket", "pocket-eval"] if name == "check" else ["pocket"],
-                         help="task lists: pocket, pocket-eval or files (default: %(default)s)")
+        sub.add_argument("--tasks", nargs="+", default=["pocket", "pocket-eval", "pocket-new"] if name == "check" else ["pocket"],
+                         help="task lists: pocket, pocket-eval, pocket-new or files (default: %(default)s)")
         sub.add_argument("--limit", type=int, help="only the first N tasks")
         sub.add_argument("--full", action="store_true", help="1280x720, longer lists in shuffled order")
         sub.add_argument("--concurrency", type=int, default=8)

@@ -1,6 +1,6 @@
 """The pocket arena's tasks: every instance of every template, split once and for all by a seed.
 
-Training and evaluation share no instance; templates marked held_out appear in evaluation alone.
+Training and evaluation share no instance; templates marked held_out have a list of their own.
 """
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def task_list(split: str) -> list[dict]:
     """The tasks of a split as dicts in WebArena-Lite-v2's schema, with WebArena's intent_template and
     instantiation_dict. The order mixes sites, so that any prefix is a fair sample.
 
-    "train" or "eval"; "demos" and "rl" are the halves of "train": as in the paper, RL practises on tasks that
-    fine-tuning has not shown.
+    "train"; "eval", new instances of its templates; "new", all instances of templates that are held out. "demos" and "rl"
+    are the halves of "train": as in the paper, RL practises on tasks that fine-tuning has not shown.
     """
     if split in ("demos", "rl"):
         tasks = task_list("train")
@@ -40,8 +40,9 @@ def task_list(split: str) -> list[dict]:
     for t in templates():
         values = list(t.values)
         rng.shuffle(values)
-        held = len(values) if t.held_out else max(1, round(EVAL_SHARE * len(values)))
-        chosen += [(t, value) for value in (values[:held] if split == "eval" else values[held:])]
+        held = max(1, round(EVAL_SHARE * len(values)))
+        of_split = {"train": values[held:], "eval": values[:held]} if not t.held_out else {"new": values}
+        chosen += [(t, value) for value in of_split.get(split, [])]
     rng.shuffle(chosen)
     return [_task(number, t, value) for number, (t, value) in enumerate(chosen)]
 

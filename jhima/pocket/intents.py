@@ -57,6 +57,15 @@ class Subtask:
     goal: str
     moves: tuple[Move, ...]
 
+    @property
+    def brief(self) -> str:
+        """The title without what it takes, for an actor that knows the site.
+
+        >>> Subtask("Open Mug: Kitchen, Mug", "The page of the Mug is shown", ()).brief
+        'Open Mug'
+        """
+        return self.title.split(": ")[0]
+
 
 @dataclass(frozen=True)
 class Solution:

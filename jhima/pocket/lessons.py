@@ -154,7 +154,7 @@ def renamed(task: tuple[str, tuple[str, ...], tuple[str, ...]], names: Names, rn
 
 @lru_cache(maxsize=1)
 def forbidden() -> frozenset[str]:
-    return frozenset(task["intent"] for split in ("eval", "rl") for task in task_list(split)) - {task["intent"] for task in task_list("demos")}
+    return frozenset(task["intent"] for split in ("eval", "new", "rl") for task in task_list(split)) - {task["intent"] for task in task_list("demos")}
 
 
 def lesson(page: Page, kind: str, names: Names, rng: random.Random) -> tuple[str, str] | None:

@@ -3,6 +3,10 @@
 It lets the real `openai` client, annotate.py and the fuzzy_match judge run with no key and no network. Asked to
 annotate, it looks the task up and gives its template's subtasks; asked to judge an answer, it compares the texts.
 
+As a teacher that has never seen the actor at work, it is not of one mind how much to say: most of its annotations are
+brief ("Open Mug"), the others tell what to click ("Open Mug: Kitchen, Mug"). Which of them an actor can follow, only
+its success shows.
+
 Asked which subtasks an episode completed, it knows the moves of which its own plans' subtasks consist, and looks for
 them among the operations. It reads no screenshot, but two that are equal tell it that an operation did nothing.
 """
@@ -17,6 +21,7 @@ from collections import Counter
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Iterator, Sequence
+from zlib import crc32
 
 from flask import Flask, Response, jsonify, request
 from werkzeug.serving import make_server
@@ -27,6 +32,7 @@ from .generate import solutions
 from .intents import Move, Solution, Subtask, operation
 
 MODEL = "pocket-teacher"
+BRIEF = 6                                   # of ten annotations
 
 
 def make_teacher() -> Flask:
@@ -99,13 +105,14 @@ def answer(prompt: str, images: Sequence[str] = ()) -> str:
         return "I do not know this task."
     if prompt.rstrip().endswith("screenshot:"):         # a decomposer's prompt (train_rl.py --decomposer URL#MODEL)
         return Prompts().plan_text(solution.plan)
-    return annotate(solution, re.findall(r"^Step \d+: (.*)$", prompt, re.MULTILINE))
+    operations = re.findall(r"^Step \d+: (.*)$", prompt, re.MULTILINE)
+    return annotate(solution, operations, crc32(task[1].strip().encode()) % 10 < BRIEF)
 
 
-def annotate(solution: Solution, operations: list[str]) -> str:
+def annotate(solution: Solution, operations: list[str], brief: bool = False) -> str:
     """The subtasks of a solution in the annotation format; an operation done twice in a row is called unnecessary."""
     goals = " Then ".join(f"{g.goal[0].lower()}{g.goal[1:]}." for g in solution.plan)
-    subtasks = "\n\n".join(f"SUBTASK {n}:\n{g.title}\n- Goal:\n{g.goal}." for n, g in enumerate(solution.plan, 1))
+    subtasks = "\n\n".join(f"SUBTASK {n}:\n{g.brief if brief else g.title}\n- Goal:\n{g.goal}." for n, g in enumerate(solution.plan, 1))
     twice = [now for before, now in zip(operations, operations[1:]) if now == before]
     return (f"[SUBGOAL ANALYSIS]\nIn this task {goals}\n\n[SUBTASKS]\n{subtasks}\n\n"
             f"[UNNECESSARY ACTIONS]\n{'YES: ' + '; '.join(twice) if twice else 'NONE'}")
@@ -142,9 +149,9 @@ def _missing(moves: tuple[Move, ...], operations: list[str]) -> str | None:
     return next((said for said in map(operation, moves) if said not in rest), None)     # `in` advances the iterator
 
 
-def names(subtask: Subtask) -> tuple[str, str]:
-    """What a decomposer may call a subtask: its title, with or without the goal."""
-    return subtask.title, f"{subtask.title}: {subtask.goal}."
+def names(subtask: Subtask) -> tuple[str, ...]:
+    """What a decomposer may call a subtask: its title, whole or brief, with or without the goal."""
+    return tuple(name for title in (subtask.title, subtask.brief) for name in (title, f"{title}: {subtask.goal}."))
 
 
 @lru_cache(maxsize=1)
