@@ -66,7 +66,8 @@ def test_annotations_hold_the_oracles_subtasks(sft):
 def test_sft_learns(sft):
     for role in ("decomposer", "actor"):
         losses = [row["loss"] for row in metrics(sft / role)]
-        assert sum(losses[-3:]) / 3 < 0.3 * losses[0]
+        third = len(losses) // 3                     # of the actor's six steps: an epoch
+        assert sum(losses[-third:]) < 0.4 * sum(losses[:third]), losses
 
 
 @pytest.mark.parametrize("role", ["decomposer", "actor"])
