@@ -50,7 +50,7 @@ def parse_args() -> argparse.Namespace:
     add = parser.add_argument
     add("--decomposer", default="checkpoints/decomposer", help="checkpoint, or URL#MODEL (default: %(default)s)")
     add("--actor", default="checkpoints/actor", help="checkpoint, or URL#MODEL (default: %(default)s)")
-    add("--adapters", type=Path, help="run directory of train_rl.py whose adapters to add (default: none)")
+    add("--adapters", type=Path, help="run directory of train_rl.py, or RUN/checkpoints/N, whose adapters to add (default: none)")
     add("--no-plan", action="store_true", help="an actor alone, without subtasks")
     add("--tasks", default="pocket-eval", help=f"a WebArena task file, or: {', '.join(NAMES)} (default: %(default)s)")
     add("--limit", type=int, help="only the first N tasks")
@@ -114,9 +114,7 @@ def main() -> None:
         for role in roles:
             if "#" not in getattr(args, role):
                 check_checkpoint(getattr(args, role), f"deepspeed train_sft.py --role {role}")
-        adapters = {role: args.adapters / role for role in roles if args.adapters and (args.adapters / role).is_dir()}
-        if args.adapters and not adapters:
-            raise ValueError(f"{args.adapters}: holds no adapters; expected a finished run of train_rl.py")
+        adapters = adapters_in(args.adapters, roles) if args.adapters else {}
         tasks = load_tasks(args.tasks)[:args.limit]
         if args.runs < 1 or not tasks:
             raise ValueError(f"expected at least one run of one task, got --runs {args.runs} and {len(tasks)} tasks")
@@ -132,6 +130,15 @@ def main() -> None:
 
     # ---- 3. Table ----
     write_table(args.out)
+
+
+def adapters_in(folder: Path, roles: tuple[str, ...]) -> dict[str, Path]:
+    """The adapters of a finished run of train_rl.py, or of one of its checkpoints. Raises ValueError where there are none."""
+    found = {role: place for role in roles for place in (folder / role, folder / role / "adapter")
+             if (place / "adapter_config.json").is_file()}
+    if not found:
+        raise ValueError(f"{folder}: holds no adapters; expected a finished run of train_rl.py, or RUN/checkpoints/N")
+    return found
 
 
 async def load_agents(args: argparse.Namespace, adapters: dict[str, Path], stack: AsyncExitStack) -> Agents:

@@ -83,3 +83,15 @@ def test_comparison_of_finished_runs_needs_no_model(tmp_path, monkeypatch, capsy
 def test_nothing_to_play_is_an_error(more, checkpoint, tasks, tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit, match="at least one run of one task"):
         evaluated([*arguments(checkpoint, tasks, tmp_path / "x"), *more], monkeypatch, capsys)
+
+
+def test_adapters_of_a_run_and_of_its_checkpoints(tmp_path):
+    roles = ("decomposer", "actor")
+    for place in ("actor", "decomposer", "checkpoints/000004/actor/adapter", "only/actor"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "adapter_config.json").write_text("{}")
+    assert evaluate.adapters_in(tmp_path, roles) == {role: tmp_path / role for role in roles}
+    assert evaluate.adapters_in(tmp_path / "checkpoints/000004", roles) == {"actor": tmp_path / "checkpoints/000004/actor/adapter"}
+    assert evaluate.adapters_in(tmp_path / "only", roles) == {"actor": tmp_path / "only/actor"}
+    with pytest.raises(ValueError, match="holds no adapters"):
+        evaluate.adapters_in(tmp_path / "checkpoints", roles)
