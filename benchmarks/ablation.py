@@ -88,10 +88,10 @@ def play(args: argparse.Namespace, row: str, seed: int | None) -> str | None:
     models += [] if flat else ["--decomposer", args.sft / "decomposer"]
     browsers = ["--concurrency", args.concurrency, "--browsers", args.browsers, "--T", T, *TOKENS]
     train = ["train_rl.py", *models, "--tasks", "pocket-rl", "--K", K, *ROWS.get(row, ("", []))[1], "--lr", args.lr,
-             "--temperature", 1, "--tasks-per-batch", args.tasks_per_batch, "--limit-batches", args.batches, "--micro-batch", 16, "--seed", seed,
-             *browsers, "--out", args.out / name]
+             "--temperature", 1, "--tasks-per-batch", args.tasks_per_batch, "--limit-batches", args.batches, "--micro-batch", 16,
+             "--seed", seed, *browsers, "--out", args.out / name]
     tests = [["evaluate.py", *models, *["--no-plan"] * flat, "--tasks", f"pocket-{kind}", "--limit", args.limit, "--runs", 1,
-              *browsers, *[] if seed is None else ["--adapters", args.out / name], "--out", args.out / f"{name}-{kind}"]
+              *browsers, *([] if seed is None else ["--adapters", args.out / name]), "--out", args.out / f"{name}-{kind}"]
              for kind in ("eval", "new")]
     for command in ([] if seed is None else [train]) + tests:
         began = time.monotonic()

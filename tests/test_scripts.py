@@ -67,7 +67,7 @@ def test_sft_learns(sft):
     for role in ("decomposer", "actor"):
         losses = [row["loss"] for row in metrics(sft / role)]
         third = len(losses) // 3                     # of the actor's six steps: an epoch
-        assert sum(losses[-third:]) < 0.4 * sum(losses[:third]), losses
+        assert sum(losses[-third:]) < 0.3 * sum(losses[:third]), losses
 
 
 @pytest.mark.parametrize("role", ["decomposer", "actor"])
@@ -164,3 +164,11 @@ def test_help_reads_well(script, monkeypatch, capsys):
         importlib.import_module(script).main()
     shown = capsys.readouterr().out
     assert "usage:" in shown and "default" in shown and all(len(line) <= 130 for line in shown.splitlines())
+
+
+def test_every_script_parses():
+    """No other test imports some of the benchmarks."""
+    paths = [path for pattern in ("*.py", "jhima/**/*.py", "benchmarks/*.py") for path in ROOT.glob(pattern)]
+    assert len(paths) > 80
+    for path in paths:
+        compile(path.read_text("utf-8"), str(path), "exec")
