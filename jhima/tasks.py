@@ -4,8 +4,8 @@
 
 A task file is a JSON list (or JSON lines) of WebArena's task objects. Some lists have names: `pocket`, the pocket
 arena's training tasks, and its halves `pocket-demos` and `pocket-rl`; `pocket-eval`, new instances of their templates,
-and `pocket-new`, templates that they have not; `webarena-lite-v2`, the 154 evaluation tasks; `webarena-train`, the 647 of WebArena's 812 that are not among WebArena-Lite's 165. The last two are
-files of other projects, looked for in data/ (or $JHIMA_DATA). URLs stay as the file has them, with their placeholders;
+and `pocket-new`, templates that they have not; `webarena-lite-v2`, the 154 evaluation tasks; `webarena-train`, the 647 of
+WebArena's 812 that are not among WebArena-Lite's 165. The last two are files of other projects, looked for in data/ (or $JHIMA_DATA). URLs stay as the file has them, with their placeholders;
 an arena's lease says what to put there (`fill`).
 """
 from __future__ import annotations

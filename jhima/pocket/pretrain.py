@@ -35,8 +35,6 @@ TOKENS = (VIEWPORT // FACTOR) ** 2
 SHUFFLED_SHARE = 0.5                                 # of a batch's pictures: put together from the rows of two
 SCRAMBLED_SHARE = 0.4                                # of the pictures collected that it takes
 EARLY_SHARE = 0.35                                   # of all steps: reading before following
-
-
 STEP = (64, 64, 1024)                                # B, L and n are rounded up to these: few shapes, few recordings
 
 
@@ -227,8 +225,8 @@ def pretrain(folder: Path, model: Path, out: Path, steps: int, size: int, lr: fl
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     policy = load_policy(model, device, torch.float32, tune_vision=True).train()
     pages = read_pages(folder)
-    seen, held_out, scrambled = ([p for p in pages if kind == (p.held_out, p.held_out and p.scrambled)]
-                                 for kind in ((False, False), (True, False), (True, True)))
+    seen = [p for p in pages if not p.held_out]
+    held_out, scrambled = ([p for p in pages if p.held_out and p.scrambled == kind] for kind in (False, True))
     names = names_of(seen)
     random.Random(seed).shuffle(held_out)
     real = [p for p in seen if not p.scrambled]
