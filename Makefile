@@ -43,14 +43,14 @@ tokens := --plan-tokens 64 --action-tokens 48
 sft := --model $(BASE) --data $(RUN)/demos/meta.json --annotations $(RUN)/annotations.jsonl --accumulate 1
 decomposer := --micro-batch 4 --epochs 4 --lr 1e-3
 actor := --micro-batch 8 --epochs 2 --lr 5e-4
-rl := --tasks pocket-rl --K 3 --M 4 --T 10 --temperature 1 --tasks-per-batch 8 --limit-batches 8 --lr 5e-4 --micro-batch 16 --concurrency 12 $(tokens)
+rl := --tasks pocket-rl --K 3 --M 4 --T 10 --temperature 1.2 --tasks-per-batch 8 --limit-batches 10 --lr 5e-4 --micro-batch 16 --concurrency 12 $(tokens)
 eval := --tasks pocket-eval --limit 100 --runs 1 --T 10 --concurrency 12 $(tokens)
 models := --decomposer $(RUN)/decomposer --actor $(RUN)/actor
 # Two processes on a CPU, else one a GPU.
 launch := deepspeed $(if $(filter requirements-cpu.txt,$(requirements)),--num_gpus 2)
 
 demo: setup
-	$(py) -m jhima.pocket demos --tasks pocket-demos --limit 350 --concurrency 12 --out $(RUN)/demos
+	$(py) -m jhima.pocket demos --tasks pocket-demos --limit 175 --concurrency 12 --out $(RUN)/demos
 	@$(py) -m jhima.pocket teacher --port $(PORT) & trap "kill $$!" EXIT; set -x; \
 		$(py) annotate.py --data $(RUN)/demos/meta.json --out $(RUN)/annotations.jsonl \
 			--base-url http://127.0.0.1:$(PORT)/v1 --model pocket-teacher

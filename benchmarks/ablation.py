@@ -3,11 +3,12 @@
     python benchmarks/ablation.py --sft runs/demo                        # 4 rows x 3 seeds, one after another
     python benchmarks/ablation.py --sft runs/demo --jobs 4 --browsers 2  # on a machine with cores to spare
 
-A row is train_rl.py with the row's flags, then evaluate.py on pocket-eval (new instances of the training templates) and
-on pocket-new (templates that no demonstration and no RL task has); rows share the two fine-tuned models that `make demo`
-leaves in --sft, and those without a decomposer start from actor-no-plan there (`make ablation` trains it). Every run is
-resumed by the same command, and finished ones are read, not run again. OUT gets a folder and a log a run, results.md
-(both tables, each row minus fine-tuning, subgoal analysis, plans before and after, time) and curves.png.
+A row is train_rl.py with the row's flags, then evaluate.py on pocket-eval (new instances of the training templates)
+with every --every-th batch's adapters, and on pocket-new (templates that no demonstration and no RL task has) with the
+last ones. Rows share the two fine-tuned models that `make demo` leaves in --sft; those without a decomposer start from
+actor-no-plan there (`make ablation` trains it). Every run is resumed by the same command, and finished ones are read, not
+run again. OUT gets a folder and a log a run, results.md (both tables, each row minus fine-tuning, subgoal analysis, plans
+before and after, time) and curves.png: held-out success by batch.
 """
 from __future__ import annotations
 
@@ -30,6 +31,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from jhima.analysis import compare, compare_markdown
+from jhima.checkpoints import batches_done
 from jhima.figures import INK, plain, read_metrics
 from jhima.files import write_whole
 from jhima.records import GroupRecord, read_groups
@@ -53,9 +55,10 @@ def parse_args() -> argparse.Namespace:
     add("--rows", nargs="+", choices=list(ROWS), default=list(ROWS), help="(default: all)")
     add("--seeds", nargs="+", type=int, default=[0, 1, 2], help="(default: 0 1 2)")
     add("--batches", type=int, default=12, help="rollout batches of a run (default: %(default)s)")
+    add("--every", type=int, default=4, help="batches between two evaluations; divides --batches (default: %(default)s)")
     add("--tasks-per-batch", type=int, default=8, help="(default: %(default)s)")
     add("--lr", type=float, default=5e-4, help="(default: %(default)s)")
-    add("--limit", type=int, default=265, help="tasks of each evaluation list (default: all, %(default)s)")
+    add("--limit", type=int, default=100, help="tasks of an evaluation (default: %(default)s)")
     add("--jobs", type=int, default=1, help="runs at the same time (default: %(default)s)")
     add("--concurrency", type=int, default=12, help="browser contexts at once, a run (default: %(default)s)")
     add("--browsers", type=int, default=1, help="Chromium processes, a run (default: %(default)s)")
@@ -64,6 +67,8 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
+    if args.batches % args.every:
+        sys.exit(f"ablation.py: --every {args.every}: expected a divisor of --batches, {args.batches}")
     for name in ("decomposer", "actor", *["actor-no-plan"] * any("flat" in row for row in args.rows)):
         if not (args.sft / name / "config.json").exists():
             sys.exit(f"ablation.py: no checkpoint at {args.sft / name}; `make ablation` makes it")
@@ -80,20 +85,39 @@ def main() -> None:
     print(text)
 
 
-def play(args: argparse.Namespace, row: str, seed: int | None) -> str | None:
-    """Trains (unless seed is None) and evaluates one run; returns its name if that fails."""
+def commands(args: argparse.Namespace, row: str, seed: int | None) -> list[list]:
+    """What one run consists of: training, unless seed is None, and evaluations."""
     name = row if seed is None else f"{row}-{seed}"
     flat = "flat" in row or row == "sft-no-plan"
     models = ["--actor", args.sft / ("actor-no-plan" if flat else "actor")]
     models += [] if flat else ["--decomposer", args.sft / "decomposer"]
     browsers = ["--concurrency", args.concurrency, "--browsers", args.browsers, "--T", T, *TOKENS]
-    train = ["train_rl.py", *models, "--tasks", "pocket-rl", "--K", K, *ROWS.get(row, ("", []))[1], "--lr", args.lr,
-             "--temperature", 1, "--tasks-per-batch", args.tasks_per_batch, "--limit-batches", args.batches, "--micro-batch", 16,
-             "--seed", seed, *browsers, "--out", args.out / name]
-    tests = [["evaluate.py", *models, *["--no-plan"] * flat, "--tasks", f"pocket-{kind}", "--limit", args.limit, "--runs", 1,
-              *browsers, *([] if seed is None else ["--adapters", args.out / name]), "--out", args.out / f"{name}-{kind}"]
-             for kind in ("eval", "new")]
-    for command in ([] if seed is None else [train]) + tests:
+
+    def test(tasks: str, adapters: list, out: str) -> list:
+        return ["evaluate.py", *models, *["--no-plan"] * flat, "--tasks", tasks, "--limit", args.limit, "--runs", 1, *browsers,
+                *adapters, "--out", args.out / out]
+
+    if seed is None:
+        return [test("pocket-eval", [], f"{name}-eval-0"), test("pocket-new", [], f"{name}-new")]
+    train = ["train_rl.py", *models, "--tasks", "pocket-rl", "--K", K, *ROWS[row][1], "--lr", args.lr, "--temperature", 1.2,
+             "--tasks-per-batch", args.tasks_per_batch, "--limit-batches", args.batches, "--micro-batch", 16, "--seed", seed,
+             "--keep", args.batches + 1, *browsers, "--out", args.out / name]
+    adapters = {n: ["--adapters", args.out / name / "checkpoints" / f"{n:06d}"] for n in points(args)[1:]}
+    return [train, test("pocket-new", adapters[args.batches], f"{name}-new"),
+            *(test("pocket-eval", found, f"{name}-eval-{n}") for n, found in adapters.items())]
+
+
+def points(args: argparse.Namespace) -> range:
+    """The batches after which success is measured."""
+    return range(0, args.batches + 1, args.every)
+
+
+def play(args: argparse.Namespace, row: str, seed: int | None) -> str | None:
+    """Trains (unless seed is None) and evaluates one run; returns its name if that fails."""
+    name = row if seed is None else f"{row}-{seed}"
+    for command in commands(args, row, seed):
+        if finished(command, args.batches):
+            continue
         began = time.monotonic()
         with (args.out / f"{name}.log").open("ab") as log:
             done = subprocess.run([sys.executable, *map(str, command)], check=False, stdout=log, stderr=log, cwd=ROOT,
@@ -104,24 +128,29 @@ def play(args: argparse.Namespace, row: str, seed: int | None) -> str | None:
     return None
 
 
-def evaluations(args: argparse.Namespace, kind: str) -> dict[str, list[GroupRecord]]:
-    """The evaluations of every row on pocket-`kind`, fine-tuning first; a row's seeds are its runs."""
-    found = {"fine-tuned, with plans": read_groups(args.out / f"sft-{kind}")}
+def finished(command: list, batches: int) -> bool:
+    out = command[-1]
+    return batches_done(out) >= batches if command[0] == "train_rl.py" else (out / "results.json").exists()
+
+
+def evaluations(args: argparse.Namespace, before: str, after: str) -> dict[str, list[GroupRecord]]:
+    """The evaluations of every row, fine-tuning first; a row's seeds are its runs. before, after: ends of folders' names."""
+    found = {"fine-tuned, with plans": read_groups(args.out / f"sft-{before}")}
     if any("flat" in row for row in args.rows):
-        found["fine-tuned, without plans"] = read_groups(args.out / f"sft-no-plan-{kind}")
+        found["fine-tuned, without plans"] = read_groups(args.out / f"sft-no-plan-{before}")
     for row in args.rows:
         found[ROWS[row][0]] = [replace(group, batch=f"seed {seed}") for seed in args.seeds
-                               for group in read_groups(args.out / f"{row}-{seed}-{kind}")]
+                               for group in read_groups(args.out / f"{row}-{seed}-{after}")]
     return found
 
 
 def results(args: argparse.Namespace) -> str:
-    lines = ["## Held-out tasks", "", compare_markdown(compare(evaluations(args, "eval"))),
-             "## Held-out templates", "", compare_markdown(compare(evaluations(args, "new"))), "## Reward by batch and seed", ""]
+    lines = ["## Held-out tasks", "", compare_markdown(compare(evaluations(args, "eval-0", f"eval-{args.batches}"))),
+             "## Held-out templates", "", compare_markdown(compare(evaluations(args, "new", "new"))), "## Reward by batch and seed", ""]
     spent = []
     for row in args.rows:
         for seed in args.seeds:
-            both = read_metrics(args.out / f"{row}-{seed}" / "metrics.jsonl")
+            both = [r for r in read_metrics(args.out / f"{row}-{seed}" / "metrics.jsonl") if r["batch"] < args.batches]
             rows = [r for r in both if r["pass"] == 0]
             lines.append(f"{ROWS[row][0]}, seed {seed}: " + " ".join(f"{r['reward']:.2f}" for r in rows) + "  ")
             spent.append(sum(r["seconds/rollout"] for r in rows) + sum(
@@ -134,8 +163,12 @@ def results(args: argparse.Namespace) -> str:
     return "\n".join(lines)
 
 
+def before_after(args: argparse.Namespace) -> list[Path]:
+    return [args.out / "sft-eval-0", args.out / f"joint-{args.seeds[0]}-eval-{args.batches}"]
+
+
 def subgoals(args: argparse.Namespace) -> str:
-    folders = [args.out / "sft-eval", args.out / f"joint-{args.seeds[0]}-eval"]
+    folders = before_after(args)
     done = subprocess.run([sys.executable, "-m", "jhima.subgoals", *map(str, folders), "--out", str(args.out / "subgoals.png")],
                           check=False, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     return done.stdout if done.returncode == 0 else "The judge gave no verdicts.\n"
@@ -143,8 +176,7 @@ def subgoals(args: argparse.Namespace) -> str:
 
 def plans(args: argparse.Namespace) -> list[str]:
     """The plans of three tasks that joint RL changed, those first that it solved."""
-    before = {g.task.id: g for g in read_groups(args.out / "sft-eval") if g.plans and g.episodes}
-    after = {g.task.id: g for g in read_groups(args.out / f"joint-{args.seeds[0]}-eval") if g.plans and g.episodes}
+    before, after = ({g.task.id: g for g in read_groups(folder) if g.plans and g.episodes} for folder in before_after(args))
     changed = [(g, after[key]) for key, g in before.items() if key in after and g.plans[0].subtasks != after[key].plans[0].subtasks]
     changed.sort(key=lambda pair: (pair[0].episodes[0].reward or 0) - (pair[1].episodes[0].reward or 0))
     lines = ["", "## Plans before and after joint RL", ""]
@@ -155,25 +187,27 @@ def plans(args: argparse.Namespace) -> list[str]:
 
 
 def curves(args: argparse.Namespace, png: Path) -> None:
-    """Mean reward by rollout batch, a line a row: the seeds' mean, smoothed over three batches; the band is their range."""
+    """Success on the held-out tasks by rollout batch, a line a row: the seeds' mean; the band is their range."""
     matplotlib.use("Agg")
     figure = Figure(figsize=(9, 4.6), dpi=100, layout="constrained")
     axis = figure.subplots()
     for row, colour in zip(args.rows, COLOURS):
-        R = np.array([[r["reward"] for r in read_metrics(args.out / f"{row}-{seed}" / "metrics.jsonl") if r["pass"] == 0]
-                      for seed in args.seeds], dtype=float)                                            # [seeds, batches]
-        window = min(3, R.shape[1])
-        smooth = np.array([np.convolve(r, np.ones(window) / window, mode="valid") for r in R])         # [seeds, batches - window + 1]
-        x = np.arange(window - 1, R.shape[1])
-        axis.plot(x, smooth.mean(0), color=colour, linewidth=2, label=ROWS[row][0])
-        axis.fill_between(x, smooth.min(0), smooth.max(0), color=colour, alpha=0.13, linewidth=0)
+        folders = [["sft-no-plan-eval-0" if "flat" in row else "sft-eval-0", *(f"{row}-{seed}-eval-{n}" for n in points(args)[1:])]
+                   for seed in args.seeds]
+        y = 100 * np.array([[success(args.out / folder) for folder in line] for line in folders])       # [seeds, points]
+        axis.plot(points(args), y.mean(0), color=colour, linewidth=2, marker="o", markersize=4, label=ROWS[row][0])
+        axis.fill_between(points(args), y.min(0), y.max(0), color=colour, alpha=0.13, linewidth=0)
     plain(axis)
-    axis.set_ylim(bottom=0)
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axis.set_xlabel("rollout batch", fontsize=11, color=INK)
-    axis.set_ylabel("success during training", fontsize=11, color=INK)
+    axis.set_xlabel("rollout batches of RL", fontsize=11, color=INK)
+    axis.set_ylabel("success on held-out tasks, %", fontsize=11, color=INK)
     axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False, fontsize=10, labelcolor=INK)
     figure.savefig(png, facecolor="white")
+
+
+def success(folder: Path) -> float:
+    """Mean reward of an evaluation's scored episodes."""
+    return float(np.mean([e.reward for g in read_groups(folder) for e in g.episodes if e.reward is not None]))
 
 
 if __name__ == "__main__":

@@ -154,25 +154,29 @@ def update(policy: Policy, samples: list[Sample], passes: int = 2) -> dict:
 
 @torch.no_grad()
 @torch.compiler.set_stance("force_eager")
-def gap(policy: Policy, samples: list[Sample]) -> float:
-    """Mean |log-prob of the policy - of the sampler| over samples."""
-    return round(float(torch.cat([policy([s], TEMPERATURE) - torch.tensor(s.logps, device=DEVICE) for s in samples]).abs().mean()), 5)
+def logps(policy: Policy, samples: list[Sample]) -> torch.Tensor:
+    """The policy's log-probs of all response tokens of all samples [n]."""
+    return torch.cat([policy([s], TEMPERATURE) for s in samples])
 
 
-def rounding(policy: Policy, samples: list[Sample]) -> dict:
-    """How far the trainer's bf16 and vLLM's are from the same weights in fp32: where both are equally far, their
-    difference is rounding, and no smaller one can be asked for."""
-    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-        trainer = torch.cat([policy([s], TEMPERATURE) for s in samples])
-        rounded = [p for p in policy.parameters() if p.dtype == torch.bfloat16]
-        for p in rounded:
-            p.data = p.data.float()
-        exact = torch.cat([policy([s], TEMPERATURE) for s in samples])
-        for p in rounded:
-            p.data = p.data.bfloat16()               # as it was: they came from there
-    sampler = torch.tensor([logp for s in samples for logp in s.logps], device=DEVICE)
-    return {name: round(float((a - b).abs().mean()), 5) for name, a, b in (
-        ("trainer - vLLM", trainer, sampler), ("trainer - fp32", trainer, exact), ("vLLM - fp32", sampler, exact))}
+def difference(a: torch.Tensor, b: torch.Tensor) -> float:
+    return round(float((a - b).abs().mean()), 5)
+
+
+def of_sampler(samples: list[Sample]) -> torch.Tensor:
+    return torch.tensor([logp for s in samples for logp in s.logps], device=DEVICE)                        # [n]
+
+
+def fp32_logps(policy: Policy, samples: list[Sample]) -> torch.Tensor:
+    """The log-probs [n] of the same weights computed in fp32. Where the trainer's and vLLM's are equally far from them, the
+    difference of those two is rounding, and no smaller one can be asked for."""
+    rounded = [p for p in policy.parameters() if p.dtype == torch.bfloat16]
+    for p in rounded:
+        p.data = p.data.float()
+    exact = logps(policy, samples)
+    for p in rounded:
+        p.data = p.data.bfloat16()               # as it was: they came from there
+    return exact
 
 
 def samples_of(group, coin: random.Random) -> tuple[list[Sample], list[Sample]]:
@@ -277,7 +281,7 @@ async def play(args: argparse.Namespace, result: dict, note, watch: Watch, act: 
     actor_samples = actor_samples[:: max(1, len(actor_samples) // args.update_samples)]
     few = actor_samples[:: max(1, len(actor_samples) // 16)]
     with actor.model.disable_adapter():
-        result["mean |log-prob difference|"] = {"without the adapter": gap(actor, few)}
+        result["mean |log-prob difference|"] = {"without the adapter": difference(logps(actor, few), of_sampler(few))}
 
     # 6. The update, for which the engines make room where it is short: the stock path on a few samples, ours on all of
     #    one task's.
@@ -315,9 +319,12 @@ async def play(args: argparse.Namespace, result: dict, note, watch: Watch, act: 
     replies = await asyncio.gather(*(act.sample(p, args.action_tokens, TEMPERATURE, i) for i, p in enumerate(prompts)))
     actor.eval()
     fresh = [Sample(r.prompt_ids, p.image, r.ids, 0.0, r.logps) for r, p in zip(replies, prompts)]
-    result["mean |log-prob difference|"]["next version"] = gap(actor, fresh)
+    trainer, sampler = logps(actor, fresh), of_sampler(fresh)
+    gaps = result["mean |log-prob difference|"]
+    gaps["next version"] = difference(trainer, sampler)
     if DEVICE.type == "cuda" and free_memory() > 24 << 30:
-        result["mean |log-prob difference|"]["next version, against fp32"] = rounding(actor, fresh)
+        exact = fp32_logps(actor, fresh)
+        gaps["next version, trainer - fp32"], gaps["next version, vLLM - fp32"] = difference(trainer, exact), difference(sampler, exact)
 
     # 8. GPU-seconds a task of K x M episodes of T steps, before and after.
     idle = {name: result["phases"][name]["GPU idle"] or 0.0 for name in ("lock-step", "rollout")}
