@@ -34,7 +34,7 @@ from jhima.analysis import compare, compare_markdown
 from jhima.checkpoints import batches_done
 from jhima.figures import INK, plain, read_metrics
 from jhima.files import write_whole
-from jhima.records import GroupRecord, read_groups
+from jhima.records import read_groups
 
 K, M, T = 3, 4, 10
 TOKENS = ["--plan-tokens", 64, "--action-tokens", 48]
@@ -133,28 +133,32 @@ def finished(command: list, batches: int) -> bool:
     return batches_done(out) >= batches if command[0] == "train_rl.py" else (out / "results.json").exists()
 
 
-def evaluations(args: argparse.Namespace, before: str, after: str) -> dict[str, list[GroupRecord]]:
-    """The evaluations of every row, fine-tuning first; a row's seeds are its runs. before, after: ends of folders' names."""
-    found = {"fine-tuned, with plans": read_groups(args.out / f"sft-{before}")}
-    if any("flat" in row for row in args.rows):
-        found["fine-tuned, without plans"] = read_groups(args.out / f"sft-no-plan-{before}")
-    for row in args.rows:
-        found[ROWS[row][0]] = [replace(group, batch=f"seed {seed}") for seed in args.seeds
-                               for group in read_groups(args.out / f"{row}-{seed}-{after}")]
-    return found
+def table(args: argparse.Namespace, before: str, after: str) -> str:
+    """Success of every row, those with plans and those without, each minus what it started from; a row's seeds are its runs.
+
+    before, after: how the evaluations' folders end, of fine-tuning and of RL.
+    """
+    text = []
+    for start, name, rows in (("sft", "fine-tuned, with plans", [row for row in args.rows if "flat" not in row]),
+                              ("sft-no-plan", "fine-tuned, without plans", [row for row in args.rows if "flat" in row])):
+        found = {name: read_groups(args.out / f"{start}-{before}")} if rows else {}
+        for row in rows:
+            found[ROWS[row][0]] = [replace(group, batch=f"seed {seed}") for seed in args.seeds
+                                   for group in read_groups(args.out / f"{row}-{seed}-{after}")]
+        text += [compare_markdown(compare(found))] if rows else []
+    return "\n".join(text)
 
 
 def results(args: argparse.Namespace) -> str:
-    lines = ["## Held-out tasks", "", compare_markdown(compare(evaluations(args, "eval-0", f"eval-{args.batches}"))),
-             "## Held-out templates", "", compare_markdown(compare(evaluations(args, "new", "new"))), "## Reward by batch and seed", ""]
+    lines = ["## Held-out tasks", "", table(args, "eval-0", f"eval-{args.batches}"),
+             "## Held-out templates", "", table(args, "new", "new"), "## Reward by batch and seed", ""]
     spent = []
     for row in args.rows:
         for seed in args.seeds:
-            both = [r for r in read_metrics(args.out / f"{row}-{seed}" / "metrics.jsonl") if r["batch"] < args.batches]
-            rows = [r for r in both if r["pass"] == 0]
+            rows = [r for r in read_metrics(args.out / f"{row}-{seed}" / "metrics.jsonl") if r["pass"] == 0 and r["batch"] < args.batches]
             lines.append(f"{ROWS[row][0]}, seed {seed}: " + " ".join(f"{r['reward']:.2f}" for r in rows) + "  ")
-            spent.append(sum(r["seconds/rollout"] for r in rows) + sum(
-                value for r in both for key, value in r.items() if key.startswith("seconds/update_")))
+            spent.append(sum(value for r in rows for key, value in r.items()       # both passes' updates stand in each of their rows
+                             if key == "seconds/rollout" or key.startswith("seconds/update_")))
     tasks = len(spent) * args.batches * args.tasks_per_batch
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{os.cpu_count()} CPU cores"
     lines += ["", f"RL took {sum(spent):.0f} s on {device}, {sum(spent) / tasks:.1f} s a task, with {args.jobs} runs at once.", ""]

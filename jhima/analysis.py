@@ -257,8 +257,17 @@ def percent(row: Success | None) -> str:
 def _points(found: Difference) -> str:
     if found.mean is None:
         return NOTHING
-    interval = "" if found.low is None else f" ({100 * found.low:+.1f} to {100 * found.high:+.1f})"
-    return f"{100 * found.mean:+.1f}{interval}"
+    interval = "" if found.low is None else f" ({_signed(found.low)} to {_signed(found.high)})"
+    return _signed(found.mean) + interval
+
+
+def _signed(share: float) -> str:
+    """A share as points with a sign, and never "-0.0".
+
+    >>> _signed(0.0712), _signed(-0.0004)
+    ('+7.1', '+0.0')
+    """
+    return f"{round(100 * share, 1) + 0.0:+.1f}"
 
 
 def _interval(low: float | None, high: float | None) -> str:
