@@ -26,9 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 import matplotlib
 import numpy as np
-import torch
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from jhima.analysis import compare, compare_markdown
 from jhima.checkpoints import batches_done
@@ -160,8 +158,7 @@ def results(args: argparse.Namespace) -> str:
             spent.append(sum(value for r in rows for key, value in r.items()       # both passes' updates stand in each of their rows
                              if key == "seconds/rollout" or key.startswith("seconds/update_")))
     tasks = len(spent) * args.batches * args.tasks_per_batch
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{os.cpu_count()} CPU cores"
-    lines += ["", f"RL took {sum(spent):.0f} s on {device}, {sum(spent) / tasks:.1f} s a task, with {args.jobs} runs at once.", ""]
+    lines += ["", f"The RL runs took {sum(spent):.0f} s, added up: {sum(spent) / tasks:.1f} s a task.", ""]
     if "joint" in args.rows:
         lines += ["## Completed subtasks against success, before and after", "", subgoals(args), *plans(args)]
     return "\n".join(lines)
@@ -198,13 +195,13 @@ def curves(args: argparse.Namespace, png: Path) -> None:
     for row, colour in zip(args.rows, COLOURS):
         folders = [["sft-no-plan-eval-0" if "flat" in row else "sft-eval-0", *(f"{row}-{seed}-eval-{n}" for n in points(args)[1:])]
                    for seed in args.seeds]
-        y = 100 * np.array([[success(args.out / folder) for folder in line] for line in folders])       # [seeds, points]
+        y = np.array([[success(args.out / folder) for folder in line] for line in folders])       # [seeds, points]
         axis.plot(points(args), y.mean(0), color=colour, linewidth=2, marker="o", markersize=4, label=ROWS[row][0])
         axis.fill_between(points(args), y.min(0), y.max(0), color=colour, alpha=0.13, linewidth=0)
     plain(axis)
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.set_xticks(points(args))
     axis.set_xlabel("rollout batches of RL", fontsize=11, color=INK)
-    axis.set_ylabel("success on held-out tasks, %", fontsize=11, color=INK)
+    axis.set_ylabel("success on held-out tasks", fontsize=11, color=INK)
     axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False, fontsize=10, labelcolor=INK)
     figure.savefig(png, facecolor="white")
 
