@@ -28,7 +28,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from jhima.analysis import compare, compare_markdown
+from jhima.analysis import compare, compare_markdown, success_table
 from jhima.checkpoints import batches_done
 from jhima.figures import INK, plain, read_metrics
 from jhima.files import write_whole
@@ -83,9 +83,18 @@ def main() -> None:
     print(text)
 
 
+def name_of(row: str, seed: int | None) -> str:
+    return row if seed is None else f"{row}-{seed}"
+
+
+def start_of(row: str) -> str:
+    """The fine-tuned models that a row begins with."""
+    return "sft-no-plan" if "flat" in row else "sft"
+
+
 def commands(args: argparse.Namespace, row: str, seed: int | None) -> list[list]:
     """What one run consists of: training, unless seed is None, and evaluations."""
-    name = row if seed is None else f"{row}-{seed}"
+    name = name_of(row, seed)
     flat = "flat" in row or row == "sft-no-plan"
     models = ["--actor", args.sft / ("actor-no-plan" if flat else "actor")]
     models += [] if flat else ["--decomposer", args.sft / "decomposer"]
@@ -112,7 +121,7 @@ def points(args: argparse.Namespace) -> range:
 
 def play(args: argparse.Namespace, row: str, seed: int | None) -> str | None:
     """Trains (unless seed is None) and evaluates one run; returns its name if that fails."""
-    name = row if seed is None else f"{row}-{seed}"
+    name = name_of(row, seed)
     for command in commands(args, row, seed):
         if finished(command, args.batches):
             continue
@@ -137,13 +146,15 @@ def table(args: argparse.Namespace, before: str, after: str) -> str:
     before, after: how the evaluations' folders end, of fine-tuning and of RL.
     """
     text = []
-    for start, name, rows in (("sft", "fine-tuned, with plans", [row for row in args.rows if "flat" not in row]),
-                              ("sft-no-plan", "fine-tuned, without plans", [row for row in args.rows if "flat" in row])):
-        found = {name: read_groups(args.out / f"{start}-{before}")} if rows else {}
+    for start, name in (("sft", "fine-tuned, with plans"), ("sft-no-plan", "fine-tuned, without plans")):
+        rows = [row for row in args.rows if start_of(row) == start]
+        if not rows:
+            continue
+        found = {name: read_groups(args.out / f"{start}-{before}")}
         for row in rows:
             found[ROWS[row][0]] = [replace(group, batch=f"seed {seed}") for seed in args.seeds
                                    for group in read_groups(args.out / f"{row}-{seed}-{after}")]
-        text += [compare_markdown(compare(found))] if rows else []
+        text.append(compare_markdown(compare(found)))
     return "\n".join(text)
 
 
@@ -193,9 +204,10 @@ def curves(args: argparse.Namespace, png: Path) -> None:
     figure = Figure(figsize=(9, 4.6), dpi=100, layout="constrained")
     axis = figure.subplots()
     for row, colour in zip(args.rows, COLOURS):
-        folders = [["sft-no-plan-eval-0" if "flat" in row else "sft-eval-0", *(f"{row}-{seed}-eval-{n}" for n in points(args)[1:])]
+        folders = [[f"{start_of(row)}-eval-0", *(f"{row}-{seed}-eval-{n}" for n in points(args)[1:])]
                    for seed in args.seeds]
-        y = np.array([[success(args.out / folder) for folder in line] for line in folders])       # [seeds, points]
+        y = np.array([[success_table(read_groups(args.out / folder)).overall.mean for folder in line]
+                      for line in folders])                                                               # [seeds, points]
         axis.plot(points(args), y.mean(0), color=colour, linewidth=2, marker="o", markersize=4, label=ROWS[row][0])
         axis.fill_between(points(args), y.min(0), y.max(0), color=colour, alpha=0.13, linewidth=0)
     plain(axis)
@@ -204,11 +216,6 @@ def curves(args: argparse.Namespace, png: Path) -> None:
     axis.set_ylabel("success on held-out tasks", fontsize=11, color=INK)
     axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False, fontsize=10, labelcolor=INK)
     figure.savefig(png, facecolor="white")
-
-
-def success(folder: Path) -> float:
-    """Mean reward of an evaluation's scored episodes."""
-    return float(np.mean([e.reward for g in read_groups(folder) for e in g.episodes if e.reward is not None]))
 
 
 if __name__ == "__main__":
