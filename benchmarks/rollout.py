@@ -84,13 +84,20 @@ def wander(seed: int, width: int, height: int) -> str:
 
 
 class Wanderer:
-    """The actor's sampler, whose sampled ids and log-probs are kept and whose text is made up."""
+    """The actor's sampler, whose sampled ids and log-probs are kept and whose text is made up.
+
+    replied: when each reply came; seeing: seconds that all of them waited for their screenshot's features.
+    """
 
     def __init__(self, sampler: VllmSampler) -> None:
-        self.sampler = sampler
+        self.sampler, self.replied, self.seeing = sampler, [], 0.0
 
     async def sample(self, prompt, max_tokens: int, temperature: float, seed: int) -> Completion:
+        began = time.monotonic()
+        await self.sampler._features(prompt.image)               # cached: the sampler's own request costs nothing more
+        self.seeing += time.monotonic() - began
         reply = await self.sampler.sample(prompt, max_tokens, temperature, seed)
+        self.replied.append(time.monotonic())
         return replace(reply, text=wander(seed, *smart_resize(*Image.open(io.BytesIO(prompt.image)).size)))
 
 
@@ -244,7 +251,8 @@ async def play(args: argparse.Namespace, result: dict, note, watch: Watch, act: 
     with serve_teacher() as url, tempfile.TemporaryDirectory() as place:
         async with PocketArena(full=not args.tiny, latency=args.latency) as arena, Browsers(args.browsers) as browsers:
             env = Environment(arena, browsers, Judge(url, MODEL, None), concurrency=args.tasks * episodes)
-            agents = Agents(plan, Wanderer(act), decomposer.prompts, actor.prompts)
+            wanderer = Wanderer(act)
+            agents = Agents(plan, wanderer, decomposer.prompts, actor.prompts)
 
             # 2. Warm up: one short task, so that nothing below is the first of its kind.
             with watch.phase() as phase:
@@ -259,18 +267,26 @@ async def play(args: argparse.Namespace, result: dict, note, watch: Watch, act: 
             locked = episodes / sum(parts.values())
 
             # 4. Ours: all tasks at once.
-            cached, tokens = len(actor._cache), act.tokens
+            cached, tokens, loop = len(actor._cache), act.tokens, time.thread_time()
+            wanderer.replied, wanderer.seeing = [], 0.0
             with watch.phase() as phase:
                 with tqdm(total=args.tasks * episodes, desc="episodes", unit="episode", leave=False) as bar:
                     groups = await asyncio.gather(*(rollout(env, agents, task, args.K, args.M, args.T, how, Path(place) / task.id,
                                                             lambda _: bar.update()) for task in tasks))
+            loop = time.thread_time() - loop
             note("rollout", phase)
     groups = [g for g in groups if g]
-    steps = sum(len(e.steps) for g in groups for row in g.episodes for e in row)
+    played = [e for g in groups for row in g.episodes for e in row]
+    steps, thinking = sum(len(e.steps) for e in played), sum(e.thinking for e in played)
+    replied = sorted(wanderer.replied)
+    first, last = len(replied) // 5, len(replied) * 4 // 5
     result["rollout"] = {
         "episodes": args.tasks * episodes, "steps": steps, "distinct screenshots": len(actor._cache) - cached,
         "failures": dict(env.failures), "sampled tokens/s": round((act.tokens - tokens) / phase.seconds),
-        "prompt tokens, mean": round(sum(len(s.prompt_ids) for g in groups for row in g.episodes for e in row for s in e.steps) / steps),
+        "prompt tokens, mean": round(sum(len(s.prompt_ids) for e in played for s in e.steps) / steps),
+        "s a step: features": round(wanderer.seeing / steps, 2), "tokens": round((thinking - wanderer.seeing) / steps, 2),
+        "page": round((sum(e.seconds for e in played) - thinking) / steps, 2), "event loop busy": round(loop / phase.seconds, 2),
+        "steps/s, middle three fifths": round((last - first) / (replied[last] - replied[first]), 2),
         "steps/s": round(steps / phase.seconds, 2), "lock-step steps/s": round(locked, 2),
         "ratio": round(steps / phase.seconds / locked, 2)}
     print(result["rollout"], flush=True)
