@@ -1,6 +1,6 @@
 """What a whole RL task costs: rollouts in real Chromium with vLLM, and the update that follows.
 
-    python benchmarks/rollout.py                      # one GPU, 7B shape, 63 episodes at once: about 8 minutes
+    python benchmarks/rollout.py                      # one GPU, 7B shape, 63 episodes at once: about 9 minutes
     python benchmarks/rollout.py --tiny --M 2 --T 3   # the pocket base model, on anything that runs vLLM
     python benchmarks/rollout.py --gpu-gib 80 --engines 2 --kv-gib 4 --tasks 1 --T 5       # does it fit 80 GB?
 
@@ -38,6 +38,7 @@ from jhima.actions import format_reply, parse
 from jhima.arena import PocketArena
 from jhima.chromium import Browsers
 from jhima.pocket.teacher import MODEL, serve_teacher
+from jhima.episodes import Group
 from jhima.policy import Policy, Sample, free_memory
 from jhima.rewards import Judge
 from jhima.rollout import Agents, Environment, Sampling, describe, perform, rollout
@@ -62,12 +63,13 @@ def parse_args() -> argparse.Namespace:
     add("--K", type=int, default=3, help="plans a task (default: %(default)s)")
     add("--M", type=int, default=7, help="episodes a plan (default: %(default)s)")
     add("--T", type=int, default=15, help="steps an episode (default: %(default)s)")
-    add("--latency", type=float, default=1.0, help="seconds that every page takes (default: %(default)s)")
+    add("--latency", type=float, nargs="+", default=[0.0, 0.3, 1.0],
+        help="seconds that every page takes, one measurement each; the last one's rollout is in a task's cost (default: 0 0.3 1)")
     add("--sleep", type=float, default=3.0, help="the lock-step loop's sleep after an action (default: %(default)s)")
-    add("--rounds", type=int, default=3, help="rounds of the lock-step loop to measure (default: %(default)s)")
+    add("--rounds", type=int, default=2, help="rounds of the lock-step loop to measure (default: %(default)s)")
     add("--plan-tokens", type=int, default=128, help="(default: %(default)s)")
     add("--action-tokens", type=int, default=64, help="(default: %(default)s)")
-    add("--update-samples", type=int, default=160, help="samples of a task to update on; the rest is scaled (default: %(default)s)")
+    add("--update-samples", type=int, default=24, help="samples of a task to update on; the rest is scaled (default: %(default)s)")
     add("--kv-gib", type=float, default=16, help="vLLM's memory for keys and values (default: %(default)s)")
     add("--browsers", type=int, default=2, help="Chromium processes (default: %(default)s)")
     add("--engines", type=int, choices=(1, 2), default=1, help="2: one a role, as for two different models (default: %(default)s)")
@@ -86,16 +88,14 @@ def wander(seed: int, width: int, height: int) -> str:
 class Wanderer:
     """The actor's sampler, whose sampled ids and log-probs are kept and whose text is made up.
 
-    replied: when each reply came; seeing: seconds that all of them waited for their screenshot's features.
+    replied: when each reply came.
     """
 
     def __init__(self, sampler: VllmSampler) -> None:
-        self.sampler, self.replied, self.seeing = sampler, [], 0.0
+        self.sampler = sampler
+        self.replied: list[float] = []
 
     async def sample(self, prompt, max_tokens: int, temperature: float, seed: int) -> Completion:
-        began = time.monotonic()
-        await self.sampler._features(prompt.image)               # cached: the sampler's own request costs nothing more
-        self.seeing += time.monotonic() - began
         reply = await self.sampler.sample(prompt, max_tokens, temperature, seed)
         self.replied.append(time.monotonic())
         return replace(reply, text=wander(seed, *smart_resize(*Image.open(io.BytesIO(prompt.image)).size)))
@@ -243,54 +243,55 @@ async def measure(args: argparse.Namespace, folder: Path, watch: Watch) -> dict:
     return result
 
 
-async def play(args: argparse.Namespace, result: dict, note, watch: Watch, act: VllmSampler, plan: VllmSampler) -> None:
-    actor, decomposer = act.policy, plan.policy
+async def compare(args: argparse.Namespace, latency: float, seed: int, note, watch: Watch, act: VllmSampler,
+                  plan: VllmSampler) -> tuple[dict, list[Group]]:
+    """The numbers of both loops on pages that take `latency` seconds, and the groups that ours played."""
     tasks = [t for t in load_tasks("pocket") if t.eval["eval_types"] == ["url_match"]][:args.tasks]
-    how = Sampling(TEMPERATURE, TEMPERATURE, args.plan_tokens, args.action_tokens, 0)
-    episodes = args.K * args.M
+    how = Sampling(TEMPERATURE, TEMPERATURE, args.plan_tokens, args.action_tokens, seed)
+    episodes, wanderer, at = args.K * args.M, Wanderer(act), f", {latency:g} s latency"
+    agents = Agents(plan, wanderer, plan.policy.prompts, act.policy.prompts)
     with serve_teacher() as url, tempfile.TemporaryDirectory() as place:
-        async with PocketArena(full=not args.tiny, latency=args.latency) as arena, Browsers(args.browsers) as browsers:
+        async with PocketArena(full=not args.tiny, latency=latency) as arena, Browsers(args.browsers) as browsers:
             env = Environment(arena, browsers, Judge(url, MODEL, None), concurrency=args.tasks * episodes)
-            wanderer = Wanderer(act)
-            agents = Agents(plan, wanderer, decomposer.prompts, actor.prompts)
-
-            # 2. Warm up: one short task, so that nothing below is the first of its kind.
-            with watch.phase() as phase:
+            with watch.phase() as phase:         # one short task, so that nothing below is the first of its kind
                 await rollout(env, agents, tasks[0], 1, 2, 2, how, Path(place) / "warm-up")
-            note("warm-up", phase)
-
-            # 3. The loop to compare with.
+            note("warm-up" + at, phase)
             with watch.phase() as phase:
                 parts = await lock_step(env, act, tasks[0], episodes, args)
-            note("lock-step", phase)
-            result["lock-step, s a round"] = parts
-            locked = episodes / sum(parts.values())
-
-            # 4. Ours: all tasks at once.
-            cached, tokens, loop = len(actor._cache), act.tokens, time.thread_time()
-            wanderer.replied, wanderer.seeing = [], 0.0
-            with watch.phase() as phase:
-                with tqdm(total=args.tasks * episodes, desc="episodes", unit="episode", leave=False) as bar:
-                    groups = await asyncio.gather(*(rollout(env, agents, task, args.K, args.M, args.T, how, Path(place) / task.id,
-                                                            lambda _: bar.update()) for task in tasks))
+            note("lock-step" + at, phase)
+            cached, tokens, loop = len(act.policy._cache), act.tokens, time.thread_time()
+            wanderer.replied = []
+            with watch.phase() as phase, tqdm(total=args.tasks * episodes, desc="episodes", unit="episode", leave=False) as bar:
+                groups = await asyncio.gather(*(rollout(env, agents, task, args.K, args.M, args.T, how, Path(place) / task.id,
+                                                        lambda _: bar.update()) for task in tasks))
             loop = time.thread_time() - loop
-            note("rollout", phase)
+            note("rollout" + at, phase)
     groups = [g for g in groups if g]
     played = [e for g in groups for row in g.episodes for e in row]
-    steps, thinking = sum(len(e.steps) for e in played), sum(e.thinking for e in played)
+    steps, thinking, locked = sum(len(e.steps) for e in played), sum(e.thinking for e in played), episodes / sum(parts.values())
     replied = sorted(wanderer.replied)
     first, last = len(replied) // 5, len(replied) * 4 // 5
-    result["rollout"] = {
-        "episodes": args.tasks * episodes, "steps": steps, "distinct screenshots": len(actor._cache) - cached,
-        "failures": dict(env.failures), "sampled tokens/s": round((act.tokens - tokens) / phase.seconds),
+    found = {
+        "lock-step, s a round": parts, "episodes": args.tasks * episodes, "steps": steps, "failures": dict(env.failures),
+        "distinct screenshots": len(act.policy._cache) - cached, "sampled tokens/s": round((act.tokens - tokens) / phase.seconds),
         "prompt tokens, mean": round(sum(len(s.prompt_ids) for e in played for s in e.steps) / steps),
-        "s a step: features": round(wanderer.seeing / steps, 2), "tokens": round((thinking - wanderer.seeing) / steps, 2),
-        "page": round((sum(e.seconds for e in played) - thinking) / steps, 2), "event loop busy": round(loop / phase.seconds, 2),
+        "s a step: reply": round(thinking / steps, 2), "page": round((sum(e.seconds for e in played) - thinking) / steps, 2),
+        "event loop busy": round(loop / phase.seconds, 2),
         "steps/s, middle three fifths": round((last - first) / (replied[last] - replied[first]), 2),
         "steps/s": round(steps / phase.seconds, 2), "lock-step steps/s": round(locked, 2),
         "ratio": round(steps / phase.seconds / locked, 2)}
-    print(result["rollout"], flush=True)
-    rollout_seconds, work = phase.seconds / args.tasks, args.T * episodes
+    print(found, flush=True)
+    return found, groups
+
+
+async def play(args: argparse.Namespace, result: dict, note, watch: Watch, act: VllmSampler, plan: VllmSampler) -> None:
+    actor, decomposer = act.policy, plan.policy
+    rollouts = result["rollout"] = {}
+    # 2. to 4. Both loops. Another seed each, so that vLLM does not meet the prompts of the last one again.
+    for seed, latency in enumerate(args.latency):
+        rollouts[f"{latency:g} s"], groups = await compare(args, latency, seed, note, watch, act, plan)
+    work, locked = args.T * args.K * args.M, rollouts[f"{latency:g} s"]["lock-step steps/s"]
+    rollout_seconds = work / rollouts[f"{latency:g} s"]["steps/s"]
 
     # 5. Log-probs: the trainer's against vLLM's, and against those of the model without its adapter.
     actor_samples, decomposer_samples = samples_of(groups[0], random.Random(0))
@@ -343,7 +344,7 @@ async def play(args: argparse.Namespace, result: dict, note, watch: Watch, act: 
         gaps["next version, trainer - fp32"], gaps["next version, vLLM - fp32"] = difference(trainer, exact), difference(sampler, exact)
 
     # 8. GPU-seconds a task of K x M episodes of T steps, before and after.
-    idle = {name: result["phases"][name]["GPU idle"] or 0.0 for name in ("lock-step", "rollout")}
+    idle = {name: result["phases"][f"{name}, {latency:g} s latency"]["GPU idle"] or 0.0 for name in ("lock-step", "rollout")}
     before = {"rollout, GPU busy": work / locked * (1 - idle["lock-step"]), "rollout, GPU idle": work / locked * idle["lock-step"],
               "sync": phase.seconds, "update": 2 * stock * (work + args.K)}
     after = {"rollout, GPU busy": rollout_seconds * (1 - idle["rollout"]), "rollout, GPU idle": rollout_seconds * idle["rollout"],
@@ -387,8 +388,8 @@ def main() -> None:
         figure(result, OUT / "rollout.png")
     except ImportError:
         print("no matplotlib: no figure")
-    print(f"rollout, steps/s: {result['rollout']['steps/s']} against {result['rollout']['lock-step steps/s']}, "
-          f"ratio {result['rollout']['ratio']}")
+    for latency, found in result["rollout"].items():
+        print(f"rollout at {latency} latency, steps/s: {found['steps/s']} against {found['lock-step steps/s']}, ratio {found['ratio']}")
     print(f"GPU-seconds a task: {result['GPU-seconds a task']['total after']} against {result['GPU-seconds a task']['total before']}")
 
 

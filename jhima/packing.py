@@ -110,15 +110,13 @@ def packed_attention(module: nn.Module, query: Tensor, key: Tensor, value: Tenso
     query [1, heads, L, d]; key, value [1, kv heads, L, d]; returns [1, L, heads, d]. In bf16 on a GPU one
     variable-length kernel, elsewhere a call an example.
     """
+    groups = query.shape[1] // key.shape[1]
+    key, value = (t.repeat_interleave(groups, 1) for t in (key, value))     # [1, heads, L, d]; torch 2.11's kernel has no GQA
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
         from torch.nn.attention.varlen import varlen_attn
         ends = torch.tensor([0, *lengths], device=query.device).cumsum(0).int()
         q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))                   # [L, heads, d]
-        out = varlen_attn(q, k, v, ends, ends, max(lengths), max(lengths), scale=scaling, window_size=(-1, 0),
-                          enable_gqa=True)
-        return out[None], None
-    groups = query.shape[1] // key.shape[1]
-    key, value = (t.repeat_interleave(groups, 1) for t in (key, value))
+        return varlen_attn(q, k, v, ends, ends, max(lengths), max(lengths), scale=scaling, window_size=(-1, 0))[None], None
     parts = [F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling)
              for q, k, v in zip(*(t.split(lengths, 2) for t in (query, key, value)))]
     return torch.cat(parts, 2).transpose(1, 2), None

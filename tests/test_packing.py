@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import screenshot
 
-from jhima.packing import Example, PackedPolicy, Picture, mrope_positions, pack
+from jhima.packing import Example, PackedPolicy, Picture, mrope_positions, pack, packed_attention
 from jhima.policy import load_policy
 from jhima.vision import decode, patchify
 
@@ -73,6 +73,26 @@ def test_packed_equals_unpacked(checkpoint, tune_vision, checkpointing):
         for (name, _), a, b in zip(trained, again, gradients):
             assert (a - b).abs().max() < 1e-5 * max(1, b.abs().max()), name
     assert bool(packed._cache) != tune_vision
+
+
+@pytest.mark.parametrize("device, dtype, tolerance", [
+    ("cpu", torch.float32, 1e-5),
+    pytest.param("cuda", torch.bfloat16, 1e-2, marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))])
+def test_attention_equals_the_formula(device, dtype, tolerance):
+    """Both kernels, and their gradients, against softmax(q k' / sqrt(d) + mask) v written out, with 6 heads on 2 of k and v."""
+    rng, lengths, d = torch.Generator().manual_seed(0), [30, 1, 47], 64
+    shapes = [(1, 6, 78, d), (1, 2, 78, d), (1, 2, 78, d)]
+    weight = torch.randn(1, 78, 6, d, generator=rng)
+    q, k, v = inputs = [torch.randn(s, generator=rng).to(dtype).float().requires_grad_() for s in shapes]   # rounded alike
+    example = torch.arange(3).repeat_interleave(torch.tensor(lengths))
+    seen = (example[:, None] == example) & torch.ones(78, 78, dtype=torch.bool).tril()
+    scores = (q @ k.repeat_interleave(3, 1).mT / d**0.5).masked_fill(~seen, float("-inf"))
+    expected = (scores.softmax(-1) @ v.repeat_interleave(3, 1)).transpose(1, 2)
+    ours = [t.detach().to(device, dtype).requires_grad_() for t in inputs]
+    found, _ = packed_attention(None, *ours, None, d**-0.5, lengths)
+    for a, b in zip([found, *torch.autograd.grad(found, ours, weight.to(found))],
+                    [expected, *torch.autograd.grad(expected, inputs, weight)]):
+        assert float(((a.cpu().float() - b).norm() / b.norm()).detach()) < tolerance
 
 
 def test_no_sample_sees_another(checkpoint):
