@@ -32,15 +32,19 @@ WATCH = """(() => {
 
 # Resolves with the page's HTTP status (0: unknown) once it is loaded, runs no transition that ends and no short timer,
 # and has not changed for `quiet` ms; or after `cap` ms. `acted`: the quiet time starts now, for what just happened may
-# have consequences.
+# have consequences; it is then counted in looks, too, between which the page runs what is due: while a busy machine
+# keeps a page from running, nothing changes in it either.
 SETTLED = """([quiet, cap, acted]) => new Promise(resolve => {
-  const begun = performance.now(), seen = window.__seen;
+  const begun = performance.now(), seen = window.__seen, every = 10;
   const ends = a => a.playState === 'running' && isFinite(a.effect?.getComputedTiming().endTime);
+  let last = begun, looks = 0;
   const look = () => {
     const now = performance.now(), since = Math.max(seen?.changed ?? 0, acted ? begun : 0);
-    const quieted = document.readyState === 'complete' && now - since >= quiet && !seen?.timers.size
-      && !document.getAnimations().some(ends);
-    if (!quieted && now - begun < cap) return (seen?.set ?? setTimeout).call(window, look, 10);
+    looks = since === last ? looks + 1 : 0;
+    last = since;
+    const quieted = document.readyState === 'complete' && now - since >= quiet && (!acted || looks * every >= quiet)
+      && !seen?.timers.size && !document.getAnimations().some(ends);
+    if (!quieted && now - begun < cap) return (seen?.set ?? setTimeout).call(window, look, every);
     if (seen) { seen.budget = 4; if (!quieted) seen.timers.clear(); }
     resolve(performance.getEntriesByType('navigation')[0]?.responseStatus ?? 0);
   };
