@@ -126,7 +126,8 @@ def main() -> None:
     if rank == 0:
         print(f"{args.role}: {len(samples)} samples, {len(held_back)} held back; left out: {in_words(samples.left_out)}; "
               f"{steps} steps of {per_step}, ZeRO-{stage}, "
-              f"{sum(p.numel() for p in packed.parameters() if p.requires_grad):,} parameters to train", flush=True)
+              f"{sum(getattr(p, 'ds_numel', p.numel()) for p in packed.parameters() if p.requires_grad):,} parameters to train",
+              flush=True)
         keep_metrics(args.out / "metrics.jsonl", done)
 
     # ---- 3. Training: Ctrl-C or SIGTERM ends it after the step, with a checkpoint ----

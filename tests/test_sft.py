@@ -4,6 +4,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import time
@@ -121,6 +122,8 @@ def test_two_processes_under_zero_3_equal_one(data, checkpoint, tmp_path, more):
         assert {k: v for k, v in a.items() if isinstance(v, int)} == {k: v for k, v in b.items() if isinstance(v, int)}
         assert a["loss"] == pytest.approx(b["loss"], abs=1e-5) and a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-4)
     assert rows[-1][0]["eval_loss"] == pytest.approx(rows[-1][1]["eval_loss"], abs=1e-5)
+    told = [re.search(r"([1-9][\d,]+) parameters", folder.with_suffix(".0.log").read_text())[1] for folder in (one, two)]
+    assert told[0] == told[1]                                             # not the partitions' own sizes
     states = [load_file(folder / "model.safetensors") for folder in (one, two)]
     assert states[0].keys() == states[1].keys()
     assert max((states[0][n].float() - states[1][n].float()).abs().max() for n in states[0]) < 1e-4
