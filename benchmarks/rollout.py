@@ -2,10 +2,10 @@
 
     python benchmarks/rollout.py                      # one GPU, 7B shape, 63 episodes at once: about 9 minutes
     python benchmarks/rollout.py --tiny --M 2 --T 3   # the pocket base model, on anything that runs vLLM
-    python benchmarks/rollout.py --gpu-gib 80 --engines 2 --kv-gib 4 --tasks 1 --T 5       # does it fit 80 GB?
+    python benchmarks/rollout.py --gpu-gib 80 --engines 2 --kv-gib 4 --tasks 1 --T 5 --latency 1    # fits 80 GB?
 
 Ours: --tasks tasks of K plans x M episodes x T steps at once, by jhima.rollout and jhima.vllm_sampler, then two passes
-of the update over one task's samples. Against it, for the same work: a lock-step loop that plays one task's K x M
+of the update over samples of one task. Against it, for the same work: a lock-step loop that plays one task's K x M
 episodes in rounds (all screenshots, one batch of replies with vLLM's own image processing, all actions, a fixed sleep)
 and a transformers + PEFT update. Real: pages, latency, screenshots, prompts, sampled ids, log-probs, gradients. Made
 up, because random weights solve nothing: what the browser does (clicks and scrolls drawn at random, so that pages
