@@ -19,6 +19,7 @@ import asyncio
 import io
 import random
 import shutil
+import sys
 import tempfile
 import time
 from contextlib import AsyncExitStack, ExitStack
@@ -377,6 +378,8 @@ def figure(result: dict, path: Path) -> None:
 
 def main() -> None:
     args = parse_args()
+    if not find_spec("vllm"):
+        sys.exit("rollout.py: vLLM is not installed here; requirements.txt names it")
     fast = Path("/dev/shm")          # 16 GB of random weights, written and read once
     roomy = fast.is_dir() and shutil.disk_usage(fast).free > 24 << 30
     watch = Watch()
