@@ -67,12 +67,12 @@ def main() -> None:
     args = parse_args()
     if args.batches % args.every:
         sys.exit(f"ablation.py: --every {args.every}: expected a divisor of --batches, {args.batches}")
-    for name in ("decomposer", "actor", *["actor-no-plan"] * any("flat" in row for row in args.rows)):
+    starts = ["sft", *["sft-no-plan"] * any(start_of(row) == "sft-no-plan" for row in args.rows)]
+    for name in ("decomposer", "actor", *["actor-no-plan"] * ("sft-no-plan" in starts)):
         if not (args.sft / name / "config.json").exists():
             sys.exit(f"ablation.py: no checkpoint at {args.sft / name}; `make ablation` makes it")
     args.out.mkdir(parents=True, exist_ok=True)
-    starts = [("sft", None)] + [("sft-no-plan", None)] * any("flat" in row for row in args.rows)
-    runs = starts + [(row, seed) for seed in args.seeds for row in args.rows]
+    runs = [(start, None) for start in starts] + [(row, seed) for seed in args.seeds for row in args.rows]
     with ThreadPoolExecutor(args.jobs) as pool:
         failed = [name for name in pool.map(lambda run: play(args, *run), runs) if name]
     if failed:
@@ -88,14 +88,14 @@ def name_of(row: str, seed: int | None) -> str:
 
 
 def start_of(row: str) -> str:
-    """The fine-tuned models that a row begins with."""
-    return "sft-no-plan" if "flat" in row else "sft"
+    """The fine-tuned models that a row begins with; a start is its own."""
+    return "sft-no-plan" if "flat" in row or row == "sft-no-plan" else "sft"
 
 
 def commands(args: argparse.Namespace, row: str, seed: int | None) -> list[list]:
     """What one run consists of: training, unless seed is None, and evaluations."""
     name = name_of(row, seed)
-    flat = "flat" in row or row == "sft-no-plan"
+    flat = start_of(row) == "sft-no-plan"
     models = ["--actor", args.sft / ("actor-no-plan" if flat else "actor")]
     models += [] if flat else ["--decomposer", args.sft / "decomposer"]
     browsers = ["--concurrency", args.concurrency, "--browsers", args.browsers, "--T", T, *TOKENS]
@@ -153,7 +153,7 @@ def table(args: argparse.Namespace, before: str, after: str) -> str:
         found = {name: read_groups(args.out / f"{start}-{before}")}
         for row in rows:
             found[ROWS[row][0]] = [replace(group, batch=f"seed {seed}") for seed in args.seeds
-                                   for group in read_groups(args.out / f"{row}-{seed}-{after}")]
+                                   for group in read_groups(args.out / f"{name_of(row, seed)}-{after}")]
         text.append(compare_markdown(compare(found)))
     return "\n".join(text)
 
@@ -164,7 +164,8 @@ def results(args: argparse.Namespace) -> str:
     spent = []
     for row in args.rows:
         for seed in args.seeds:
-            rows = [r for r in read_metrics(args.out / f"{row}-{seed}" / "metrics.jsonl") if r["pass"] == 0 and r["batch"] < args.batches]
+            rows = [r for r in read_metrics(args.out / name_of(row, seed) / "metrics.jsonl")
+                    if r["pass"] == 0 and r["batch"] < args.batches]
             lines.append(f"{ROWS[row][0]}, seed {seed}: " + " ".join(f"{r['reward']:.2f}" for r in rows) + "  ")
             spent.append(sum(value for r in rows for key, value in r.items()       # both passes' updates stand in each of their rows
                              if key == "seconds/rollout" or key.startswith("seconds/update_")))
@@ -176,7 +177,7 @@ def results(args: argparse.Namespace) -> str:
 
 
 def before_after(args: argparse.Namespace) -> list[Path]:
-    return [args.out / "sft-eval-0", args.out / f"joint-{args.seeds[0]}-eval-{args.batches}"]
+    return [args.out / "sft-eval-0", args.out / f"{name_of('joint', args.seeds[0])}-eval-{args.batches}"]
 
 
 def subgoals(args: argparse.Namespace) -> str:
@@ -201,13 +202,15 @@ def plans(args: argparse.Namespace) -> list[str]:
 def curves(args: argparse.Namespace, png: Path) -> None:
     """Success on the held-out tasks by rollout batch, a line a row: the seeds' mean; the band is their range."""
     matplotlib.use("Agg")
+
+    def success(run: str, batches: int) -> float:
+        return success_table(read_groups(args.out / f"{run}-eval-{batches}")).overall.mean
+
     figure = Figure(figsize=(9, 4.6), dpi=100, layout="constrained")
     axis = figure.subplots()
     for row, colour in zip(args.rows, COLOURS):
-        folders = [[f"{start_of(row)}-eval-0", *(f"{row}-{seed}-eval-{n}" for n in points(args)[1:])]
-                   for seed in args.seeds]
-        y = np.array([[success_table(read_groups(args.out / folder)).overall.mean for folder in line]
-                      for line in folders])                                                               # [seeds, points]
+        start = success(start_of(row), 0)
+        y = np.array([[start, *(success(name_of(row, seed), n) for n in points(args)[1:])] for seed in args.seeds])  # [seeds, points]
         axis.plot(points(args), y.mean(0), color=colour, linewidth=2, marker="o", markersize=4, label=ROWS[row][0])
         axis.fill_between(points(args), y.min(0), y.max(0), color=colour, alpha=0.13, linewidth=0)
     plain(axis)

@@ -38,8 +38,8 @@ from jhima import grpo
 from jhima.actions import format_reply, parse
 from jhima.arena import PocketArena
 from jhima.chromium import Browsers
-from jhima.pocket.teacher import MODEL, serve_teacher
 from jhima.episodes import Group
+from jhima.pocket.teacher import MODEL, serve_teacher
 from jhima.policy import Policy, Sample, free_memory
 from jhima.rewards import Judge
 from jhima.rollout import Agents, Environment, Sampling, describe, perform, rollout
@@ -287,22 +287,22 @@ async def compare(args: argparse.Namespace, latency: float, seed: int, note, wat
 
 async def play(args: argparse.Namespace, result: dict, note, watch: Watch, act: VllmSampler, plan: VllmSampler) -> None:
     actor, decomposer = act.policy, plan.policy
-    rollouts = result["rollout"] = {}
-    # 2. to 4. Both loops. Another seed each, so that vLLM does not meet the prompts of the last one again.
+    result["rollout"] = {}
+    # 2. Both loops. Another seed each, so that vLLM does not meet the prompts of the last one again.
     for seed, latency in enumerate(args.latency):
-        rollouts[f"{latency:g} s"], groups = await compare(args, latency, seed, note, watch, act, plan)
-    work, locked = args.T * args.K * args.M, rollouts[f"{latency:g} s"]["lock-step steps/s"]
-    rollout_seconds = work / rollouts[f"{latency:g} s"]["steps/s"]
+        found, groups = await compare(args, latency, seed, note, watch, act, plan)
+        result["rollout"][f"{latency:g} s"] = found
+    work, locked = args.T * args.K * args.M, found["lock-step steps/s"]
+    rollout_seconds = work / found["steps/s"]
 
-    # 5. Log-probs: the trainer's against vLLM's, and against those of the model without its adapter.
+    # 3. Log-probs: the trainer's against vLLM's, and against those of the model without its adapter.
     actor_samples, decomposer_samples = samples_of(groups[0], random.Random(0))
     actor_samples = actor_samples[:: max(1, len(actor_samples) // args.update_samples)]
     few = actor_samples[:: max(1, len(actor_samples) // 16)]
     with actor.model.disable_adapter():
         result["mean |log-prob difference|"] = {"without the adapter": difference(logps(actor, few), of_sampler(few))}
 
-    # 6. The update, for which the engines make room where it is short: the stock path on a few samples, ours on all of
-    #    one task's.
+    # 4. The update, for which the engines make room where it is short: the stock path on a few samples, ours on more.
     with watch.phase() as phase:
         await act.rest()
         await plan.rest()
@@ -327,7 +327,7 @@ async def play(args: argparse.Namespace, result: dict, note, watch: Watch, act: 
     note("update", phase)
     update_seconds = phase.seconds * (work + args.K) / (len(actor_samples) + len(decomposer_samples))
 
-    # 7. The next version of the adapter: served, and not the last one's keys and values.
+    # 5. The next version of the adapter: served, and not the last one's keys and values.
     randomize(actor, 20)
     with watch.phase() as phase:
         await act.sync()
@@ -344,7 +344,7 @@ async def play(args: argparse.Namespace, result: dict, note, watch: Watch, act: 
         exact = fp32_logps(actor, fresh)
         gaps["next version, trainer - fp32"], gaps["next version, vLLM - fp32"] = difference(trainer, exact), difference(sampler, exact)
 
-    # 8. GPU-seconds a task of K x M episodes of T steps, before and after.
+    # 6. GPU-seconds a task of K x M episodes of T steps, before and after.
     idle = {name: result["phases"][f"{name}, {latency:g} s latency"]["GPU idle"] or 0.0 for name in ("lock-step", "rollout")}
     before = {"rollout, GPU busy": work / locked * (1 - idle["lock-step"]), "rollout, GPU idle": work / locked * idle["lock-step"],
               "sync": phase.seconds, "update": 2 * stock * (work + args.K)}
