@@ -17,10 +17,10 @@ export PATH := $(abspath $(VENV))/bin:$(PATH)
 
 # Chromium: CHROMIUM, one on PATH, (as root) Debian's package, or Playwright's download.
 setup: $(VENV)/ready
-	@$(py) -m jhima.chromium 2>/dev/null \
+	@$(py) -m jhima.browser.chromium 2>/dev/null \
 		|| { apt-get update && apt-get install -y --no-install-recommends chromium-headless-shell; } >/dev/null 2>&1 \
 		|| $(VENV)/bin/playwright install --with-deps chromium >/dev/null 2>&1 \
-		|| $(py) -m jhima.chromium
+		|| $(py) -m jhima.browser.chromium
 
 # torch first and alone: on a machine without a GPU its CPU build, not gigabytes of CUDA.
 $(VENV)/ready: requirements.txt requirements-cpu.txt
@@ -59,10 +59,10 @@ demo: setup
 	$(py) evaluate.py $(models) $(eval) --out $(RUN)/before
 	$(launch) train_rl.py $(models) $(rl) --out $(RUN)/rl
 	$(py) evaluate.py $(models) --adapters $(RUN)/rl $(eval) --out $(RUN)/after
-	$(py) -m jhima.analysis curve $(RUN)/rl $(RUN)/learning-curve.png
-	$(py) -m jhima.report $(RUN)/rl --out $(RUN)/report.html
-	$(py) -m jhima.subgoals $(RUN)/before $(RUN)/after --out $(RUN)/figure-2.png
-	$(py) -m jhima.analysis $(RUN)/before $(RUN)/after
+	$(py) -m jhima.results.figures $(RUN)/rl $(RUN)/learning-curve.png
+	$(py) -m jhima.results.report $(RUN)/rl --out $(RUN)/report.html
+	$(py) -m jhima.results.subgoals $(RUN)/before $(RUN)/after --out $(RUN)/figure-2.png
+	$(py) evaluate.py --compare $(RUN)/before $(RUN)/after
 
 # Table 2 on the pocket arena, from what the demo fine-tuned: about three hours on two cores (benchmarks/ablation.py).
 ablation: setup

@@ -23,9 +23,17 @@ from pathlib import Path
 import openai
 from tqdm import tqdm
 
-from jhima.annotation import OUTPUT_TOKENS, Output, Refused, Unreachable, annotate, estimate_tokens, load
-from jhima.batch import Where, annotate_batches
-from jhima.data import Broken, read_lines, read_meta, trajectory_keys
+from jhima.data.openai_batch import Where, annotate_batches
+from jhima.data.scalecua import Broken, read_lines, read_meta, trajectory_keys
+from jhima.data.teacher import (
+    OUTPUT_TOKENS,
+    Output,
+    Refused,
+    Unreachable,
+    annotate,
+    estimate_tokens,
+    load,
+)
 
 SAMPLED = 50                              # trajectories that the estimate is made from
 

@@ -29,18 +29,28 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from jhima import analysis
-from jhima.agents import AGENTS, GROUNDERS, Baseline, failing, planner_grounder
-from jhima.api import ApiSampler
-from jhima.chat import ModelFailure, load_chat
-from jhima.files import write_whole
+from jhima.baselines.agents import AGENTS, GROUNDERS, Baseline, failing, planner_grounder
+from jhima.baselines.chat import ModelFailure, load_chat
+from jhima.environment import (
+    NAMES,
+    Environment,
+    add_sampler_arguments,
+    add_site_arguments,
+    check_environment,
+    environment,
+    judge_for,
+    load_tasks,
+    sampler_for,
+)
+from jhima.episodes import Task
 from jhima.policy import check_checkpoint, default_dtype, load_policy
 from jhima.prompts import Prompts, load_prompts
-from jhima.records import GroupRecord, read_args, read_groups, write_planned
-from jhima.rescore import rescore
-from jhima.rollout import Agents, Environment, Sampling, rollout, seed_of
-from jhima.runs import add_sampler_arguments, add_site_arguments, check_environment, environment, judge_for, same_run, sampler_for
-from jhima.tasks import NAMES, Task, load_tasks
+from jhima.results import success as analysis
+from jhima.results.rescore import rescore
+from jhima.results.run_reader import GroupRecord, read_args, read_groups, write_planned
+from jhima.rollout import Agents, Sampling, rollout, seed_of
+from jhima.run_directory import same_run, write_whole
+from jhima.sampler import ApiSampler
 
 SCORING = {"tasks", "judge_url", "judge_model", "published_rules"}      # what a reward depends on
 

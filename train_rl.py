@@ -35,17 +35,40 @@ from torch import Tensor
 from tqdm import tqdm
 
 from jhima import grpo
-from jhima.api import ApiSampler
-from jhima.checkpoints import Learner, batches_done, load_resumable, save_resumable, trained
-from jhima.engine import all_sum, backward, init_distributed, make_engine, nothing, step
-from jhima.episodes import Group, load_group
-from jhima.metrics import TokenSums, memory, rollout_metrics, tracker, write
+from jhima.environment import (
+    NAMES,
+    Environment,
+    add_sampler_arguments,
+    add_site_arguments,
+    check_environment,
+    environment,
+    load_tasks,
+    sampler_for,
+)
+from jhima.episodes import Group, Task, load_group
 from jhima.policy import Policy, Sample, check_checkpoint, default_dtype, load_policy, save_policy
 from jhima.prompts import load_prompts
-from jhima.ranks import balanced, check_agreed, leave
-from jhima.rollout import Agents, Environment, Sampling, rollout, seed_of
-from jhima.runs import add_sampler_arguments, add_site_arguments, check_environment, environment, same_run, sampler_for
-from jhima.tasks import NAMES, Task, load_tasks
+from jhima.rollout import Agents, Sampling, rollout, seed_of
+from jhima.run_directory import same_run
+from jhima.sampler import ApiSampler
+from jhima.training.checkpoints import (
+    Learner,
+    batches_done,
+    load_resumable,
+    save_resumable,
+    trained,
+)
+from jhima.training.deepspeed_engine import (
+    all_sum,
+    backward,
+    init_distributed,
+    make_engine,
+    nothing,
+    step,
+)
+from jhima.training.metrics import TokenSums, memory, rollout_metrics, tracker, write
+from jhima.training.ranks import balanced, check_agreed
+from jhima.training.watchdog import leave
 
 ROLES = ("decomposer", "actor")
 # What a run may be resumed with other values of: nothing that changes what it computes.

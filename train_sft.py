@@ -31,14 +31,20 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from jhima.data import read_annotations, read_meta
-from jhima.engine import all_sum, backward, full_state, init_distributed, make_engine, step
-from jhima.files import write_whole
-from jhima.packing import Pack, PackedPolicy
+from jhima.data.scalecua import read_annotations, read_meta
 from jhima.policy import check_checkpoint, default_dtype, load_policy, save_policy
-from jhima.ranks import leave
-from jhima.same_run import same_run
-from jhima.supervision import Batch, Batches, Supervision, make_batch
+from jhima.run_directory import same_run, write_whole
+from jhima.training.deepspeed_engine import (
+    all_sum,
+    backward,
+    full_state,
+    init_distributed,
+    make_engine,
+    step,
+)
+from jhima.training.packing import Pack, PackedPolicy
+from jhima.training.sft_dataset import Batch, Batches, Supervision, make_batch
+from jhima.training.watchdog import leave
 
 MAX_EVALUATED = 512                       # held-back samples in one evaluation
 CACHE_BYTES = 512 << 20                   # of frozen vision features, for runs of several epochs

@@ -28,11 +28,11 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from jhima.analysis import compare, compare_markdown, success_table
-from jhima.checkpoints import batches_done
-from jhima.figures import INK, plain, read_metrics
-from jhima.files import write_whole
-from jhima.records import read_groups
+from jhima.results.figures import INK, plain, read_metrics
+from jhima.results.run_reader import read_groups
+from jhima.results.success import compare, compare_markdown, success_table
+from jhima.run_directory import write_whole
+from jhima.training.checkpoints import batches_done
 
 K, M, T = 3, 4, 10
 TOKENS = ["--plan-tokens", 64, "--action-tokens", 48]
@@ -182,7 +182,7 @@ def before_after(args: argparse.Namespace) -> list[Path]:
 
 def subgoals(args: argparse.Namespace) -> str:
     folders = before_after(args)
-    done = subprocess.run([sys.executable, "-m", "jhima.subgoals", *map(str, folders), "--out", str(args.out / "subgoals.png")],
+    done = subprocess.run([sys.executable, "-m", "jhima.results.subgoals", *map(str, folders), "--out", str(args.out / "subgoals.png")],
                           check=False, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     return done.stdout if done.returncode == 0 else "The judge gave no verdicts.\n"
 

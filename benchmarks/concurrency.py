@@ -18,14 +18,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tqdm import tqdm
 
-from jhima.arena import PocketArena
-from jhima.chromium import Browsers
-from jhima.pocket.generate import solutions
-from jhima.pocket.oracle import oracle
+from jhima.browser.chromium import Browsers
+from jhima.environment import Environment, load_tasks
+from jhima.pocket.arena import PocketArena
+from jhima.pocket.play.oracle import oracle
+from jhima.pocket.tasks.generate import solutions
 from jhima.pocket.teacher import MODEL, serve_teacher
-from jhima.rewards import Judge
-from jhima.rollout import Environment, episode
-from jhima.tasks import load_tasks
+from jhima.rollout import episode
+from jhima.webarena.judge import Judge
 
 
 async def measure(episodes: int, at_once: int, latency: float) -> tuple[float, int]:

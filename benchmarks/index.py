@@ -29,7 +29,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def write(folder: Path, lines: int) -> Path:
-    from jhima.data import write_step
+    from jhima.data.scalecua import write_step
     (folder / "images").mkdir(parents=True, exist_ok=True)
     steps = lines // 3
     with (folder / "steps.jsonl").open("w") as file:
@@ -58,8 +58,8 @@ def resident() -> float:
 
 
 def measure(meta: Path) -> None:
-    from jhima.data import read_meta
-    from jhima.supervision import Batches, Supervision
+    from jhima.data.scalecua import read_meta
+    from jhima.training.sft_dataset import Batches, Supervision
     before, began = resident(), time.perf_counter()
     samples = Supervision(None, read_meta(meta), None, "actor", held_back=0.002)
     print(f"  opened {len(samples):,} samples in {time.perf_counter() - began:.1f} s; memory {before:.0f} -> {resident():.0f} MB "

@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tqdm import tqdm
 
 from jhima.actions import Action
-from jhima.arena import PocketArena
-from jhima.chromium import Browsers
+from jhima.browser.chromium import Browsers
+from jhima.pocket.arena import PocketArena
 
 
 def tree(pid: int) -> list[int]:

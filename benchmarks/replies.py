@@ -14,20 +14,19 @@ import asyncio
 import time
 from pathlib import Path
 
+import torch
 from shape import BASE, DEVICE, report
 from update import stock_inputs, stock_processor
 
-import torch
-
-from jhima.arena import PocketArena
-from jhima.chromium import Browsers
+from jhima.browser.chromium import Browsers
+from jhima.environment import Environment, load_tasks
 from jhima.episodes import Plan
-from jhima.pocket.generate import solutions
+from jhima.pocket.arena import PocketArena
+from jhima.pocket.tasks.generate import solutions
 from jhima.policy import Policy, default_dtype, load_policy
 from jhima.prompts import Prompt
-from jhima.rollout import Agents, Environment, Sampling, actor_policy, episode
+from jhima.rollout import Agents, Sampling, actor_policy, episode
 from jhima.sampler import Completion, LocalSampler
-from jhima.tasks import load_tasks
 
 
 class Stock:

@@ -4,7 +4,7 @@
     python benchmarks/rollout.py --tiny --M 2 --T 3   # the pocket base model, on anything that runs vLLM
     python benchmarks/rollout.py --gpu-gib 80 --engines 2 --kv-gib 4 --tasks 1 --T 5 --latency 1    # fits 80 GB?
 
-Ours: --tasks tasks of K plans x M episodes x T steps at once, by jhima.rollout and jhima.vllm_sampler, then two passes
+Ours: --tasks tasks of K plans x M episodes x T steps at once, by jhima.rollout and jhima.serving.vllm_sampler, then two passes
 of the update over samples of one task. Against it, for the same work: a lock-step loop that plays one task's K x M
 episodes in rounds (all screenshots, one batch of replies with vLLM's own image processing, all actions, a fixed sleep)
 and a transformers + PEFT update. Real: pages, latency, screenshots, prompts, sampled ids, log-probs, gradients. Made
@@ -27,31 +27,40 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from shape import BASE, DEVICE, OUT, Watch, make_policy, random_model, randomize, report, write_shape
-from update import loss_of, seconds, stock_logp, stock_processor, stock_settings
-
 import torch
 from PIL import Image
+from shape import (
+    BASE,
+    DEVICE,
+    OUT,
+    Watch,
+    make_policy,
+    random_model,
+    randomize,
+    report,
+    write_shape,
+)
 from tqdm import tqdm
+from update import loss_of, seconds, stock_logp, stock_processor, stock_settings
 
 from jhima import grpo
 from jhima.actions import format_reply, parse
-from jhima.arena import PocketArena
-from jhima.chromium import Browsers
-from jhima.episodes import Group
+from jhima.browser.chromium import Browsers
+from jhima.coordinates import smart_resize
+from jhima.environment import Environment, load_tasks
+from jhima.episodes import Group, Task
+from jhima.pocket.arena import PocketArena
 from jhima.pocket.teacher import MODEL, serve_teacher
 from jhima.policy import Policy, Sample, free_memory
-from jhima.rewards import Judge
-from jhima.rollout import Agents, Environment, Sampling, describe, perform, rollout
+from jhima.rollout import Agents, Sampling, describe, perform, rollout
 from jhima.sampler import Completion
-from jhima.tasks import Task, load_tasks
-from jhima.vision import smart_resize
+from jhima.webarena.judge import Judge
 
 if find_spec("vllm"):                # scaling.py uses parts of this file without it
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-    from jhima.vllm_sampler import VllmSampler, start_engine, stop_engine
+    from jhima.serving.vllm_sampler import VllmSampler, start_engine, stop_engine
 
 TEMPERATURE = 0.8
 

@@ -26,30 +26,30 @@ from argparse import Namespace
 from importlib.util import find_spec
 from pathlib import Path
 
-from rollout import Wanderer, samples_of
-from shape import BASE, DEVICE, ROOT, make_policy, report, write_shape
-from update import example, make_samples, synchronize
-
 import torch
 import torch.distributed as dist
+from rollout import Wanderer, samples_of
+from shape import BASE, DEVICE, ROOT, make_policy, report, write_shape
 from transformers import Qwen2_5_VLConfig
+from update import example, make_samples, synchronize
 
 import train_rl
 import train_sft
-from jhima.arena import PocketArena
-from jhima.checkpoints import Learner
-from jhima.chromium import Browsers
-from jhima.engine import all_sum, init_distributed, make_engine
+from jhima.browser.chromium import Browsers
+from jhima.environment import Environment, load_tasks
 from jhima.episodes import load_group
-from jhima.packing import PackedPolicy
+from jhima.pocket.arena import PocketArena
 from jhima.pocket.teacher import MODEL, serve_teacher
 from jhima.policy import Policy, Sample
-from jhima.ranks import balanced, leave, tokens
-from jhima.rewards import Judge
-from jhima.rollout import Agents, Environment, Sampling, rollout
+from jhima.rollout import Agents, Sampling, rollout
 from jhima.sampler import LocalSampler
-from jhima.supervision import make_batch
-from jhima.tasks import load_tasks
+from jhima.training.checkpoints import Learner
+from jhima.training.deepspeed_engine import all_sum, init_distributed, make_engine
+from jhima.training.packing import PackedPolicy
+from jhima.training.ranks import balanced, tokens
+from jhima.training.sft_dataset import make_batch
+from jhima.training.watchdog import leave
+from jhima.webarena.judge import Judge
 
 PASSES, TEMPERATURE, CONSTANT = 2, 0.8, 1000.0
 RATES = ("update, samples/s", "rollout, steps/s", "fine-tuning, tokens/s")
@@ -121,7 +121,7 @@ async def play(args: argparse.Namespace, folder: Path, policy: Policy, tasks: li
     """Seconds until the last rank has played its tasks."""
     engine = None
     if find_spec("vllm"):
-        from jhima.vllm_sampler import VllmSampler, start_engine, stop_engine
+        from jhima.serving.vllm_sampler import VllmSampler, start_engine, stop_engine
         weights = {} if args.tiny else {"load_format": "dummy"}              # random there as here
         kv = int(args.kv_gib * 2**30) if DEVICE.type == "cuda" else 256 << 20
         engine = start_engine(folder, DEVICE, 32, kv, max_tokens=4096, **weights)

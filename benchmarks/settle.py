@@ -21,13 +21,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from PIL import Image
 from tqdm import tqdm
 
-from jhima.arena import PocketArena
-from jhima.browser import Session
-from jhima.chromium import Browsers
-from jhima.pocket.generate import solutions
-from jhima.pocket.oracle import oracle
-from jhima.rollout import Environment, episode
-from jhima.tasks import load_tasks
+from jhima.browser.chromium import Browsers
+from jhima.browser.session import Session
+from jhima.environment import Environment, load_tasks
+from jhima.pocket.arena import PocketArena
+from jhima.pocket.play.oracle import oracle
+from jhima.pocket.tasks.generate import solutions
+from jhima.rollout import episode
 
 
 def sleeping(seconds: float):

@@ -19,17 +19,23 @@ import time
 from functools import partial
 from pathlib import Path
 
-from shape import BASE, DEVICE, make_policy, report, write_shape
-from update import Qwen2VLImageProcessorPil, example, picture, stock_inputs, stock_processor, synchronize
-
 import torch
 import torch.nn.functional as F
+from shape import BASE, DEVICE, make_policy, report, write_shape
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainingArguments
+from update import (
+    Qwen2VLImageProcessorPil,
+    example,
+    picture,
+    stock_inputs,
+    stock_processor,
+    synchronize,
+)
 
-from jhima.packing import Pack, PackedPolicy, pack
 from jhima.policy import Policy, Sample
+from jhima.training.packing import Pack, PackedPolicy, pack
 
 
 def parse_args() -> argparse.Namespace:

@@ -18,19 +18,20 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-from shape import BASE, DEVICE, make_policy, report, write_shape
-
 import torch
 from peft.tuners.lora import LoraLayer
 from PIL import Image, ImageDraw
+from shape import BASE, DEVICE, make_policy, report, write_shape
 from torch import Tensor
 from tqdm import tqdm
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from jhima import grpo
-from jhima.packing import Example, Picture
-from jhima.policy import Policy, Sample, expand, image_key
-from jhima.vision import MAX_PIXELS, MERGE, MIN_PIXELS, decode, patchify, vision_features
+from jhima.coordinates import MAX_PIXELS, MERGE, MIN_PIXELS
+from jhima.models.positions import expand
+from jhima.models.vision import decode, image_key, patchify, vision_features
+from jhima.policy import Policy, Sample
+from jhima.training.packing import Example, Picture
 
 TEMPERATURE, CONSTANT = 0.8, 100.0
 

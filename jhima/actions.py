@@ -1,20 +1,37 @@
-"""The canonical actions, and the ScaleCUA grammar, which our actor speaks too; other dialects are in dialects/.
+"""The canonical actions, and the ScaleCUA grammar, which our actor speaks too; other dialects are in baselines/dialects/.
 
 A reply is `<think>..</think><operation>..</operation><action>calls</action>`; each call is a Python call with
 literal arguments. `parse` is total: any string gives a Turn, with warnings where it was lenient and one error
 class where nothing could be read. Nothing is ever evaluated.
 
-    python -m jhima.actions DIALECT [--viewport WxH] < reply.txt      # the turn as JSON
+    python -m jhima.baselines.dialects DIALECT [--viewport WxH] < reply.txt      # the turn as JSON
 """
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Callable, Iterable, Literal
+from typing import (
+    Literal,
+)
 
-from .grid import Size, to_grid
-from .readers import (MAX_CALLS, MAX_REPLY, Arguments, Bad, Error, calls, fold, keys, literal, number, on_page, plain,
-                      quote, typed)
+from jhima.coordinates import Size, smart_resize, to_grid
+from jhima.reply_reader import (
+    MAX_CALLS,
+    MAX_REPLY,
+    Arguments,
+    Bad,
+    Error,
+    calls,
+    fold,
+    keys,
+    literal,
+    number,
+    on_page,
+    plain,
+    quote,
+    typed,
+)
 
 Kind = Literal["click", "hover", "drag", "scroll", "type", "key", "select", "wait", "goto", "back", "forward", "answer",
                "stop", "ask"]
@@ -70,6 +87,8 @@ PARAMETERS = {
     "write": ("message",), "selectoption": ("x", "y", "value"), "wait": ("seconds",), "openurl": ("url",),
     "gobackward": (), "goforward": (), "response": ("answer",), "terminate": ("status", "info"), "calluser": ("message",),
 }
+
+
 ALIASES = {"answer": "response", "type": "write", "typewrite": "write", "goback": "gobackward", "back": "gobackward",
            "forward": "goforward", "navigate": "openurl", "goto": "openurl", "key": "press", "finish": "terminate",
            "leftclick": "click", "hover": "moveto", "select": "selectoption"}
@@ -295,6 +314,21 @@ def format_reply(operation: str, calls: list[str], thought: str = "") -> str:
     return f"{think}<operation>\n{operation}\n</operation>\n<action>\n" + "\n".join(calls) + "\n</action>"
 
 
-if __name__ == "__main__":
-    from jhima.dialects import main
-    main()
+@dataclass(frozen=True)
+class Dialect:
+    """parse(reply, viewport) -> Turn; write(operation, actions, viewport) -> a reply that parse reads back (raises
+    ValueError for actions that the dialect lacks). answer_ends: whether an answer alone ends the episode."""
+    parse: Callable[[str, Size], Turn]
+    write: Callable[[str, Sequence[Action], Size], str]
+    answer_ends: bool = False
+
+
+def read_scalecua(reply: str, viewport: Size) -> Turn:
+    return parse(reply, smart_resize(*viewport), viewport)
+
+
+def write_scalecua(operation: str, actions: Sequence[Action], viewport: Size) -> str:
+    return format_reply(operation, [format_call(a, smart_resize(*viewport), viewport) for a in actions])
+
+
+OURS = Dialect(read_scalecua, write_scalecua, answer_ends=True)

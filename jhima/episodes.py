@@ -9,16 +9,15 @@ finished by running it again, and no finished episode is played twice.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from .actions import Action, Turn
-from .files import write_whole
-from .tasks import Task
+from jhima.actions import Action, Turn
+from jhima.run_directory import write_whole
 
 
 @dataclass(frozen=True)
@@ -166,3 +165,30 @@ def load_group(folder: Path, task: Task, K: int, M: int) -> Group | None:
     first, plans, failures = saved
     episodes = [[load_episode(folder, i, j) for j in range(M)] for i in range(K)]
     return Group(task, first, plans, episodes, failures) if all(e for row in episodes for e in row) else None
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task, x in the paper's symbols. `intent` is all that the models are told of it.
+
+    id: file name and task_id, e.g. "pocket-train-17"; fit for a file name.
+    start_url: one page, or several with AND between them; the agent begins on the first and the others lie behind it.
+    eval: WebArena's own object, checked; jhima/webarena/evaluators.py reads it.
+    template: the name of the intent's template where the file has one.
+    """
+    id: str
+    sites: tuple[str, ...]
+    start_url: str
+    intent: str
+    eval: dict
+    template: str = ""
+
+    @property
+    def changes(self) -> bool:
+        """Whether doing the task changes a site's state, so that it needs a replica to itself.
+
+        What is checked on a page was changed there, except on sites that keep no state. Against the labels of
+        webarena-verified for the 647: 307 of the 312 that change something (the other 5 ask for what cannot be done:
+        790, 794-797), and 13 that only look. What a rollout really sends is watched too (login.Guard).
+        """
+        return "program_html" in self.eval["eval_types"] and not set(self.sites) <= {"map", "wikipedia"}

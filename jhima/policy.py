@@ -6,13 +6,12 @@ A prompt has two forms: *collapsed*, with one <|image_pad|>, which is stored and
 """
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections import OrderedDict
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,12 +21,15 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
 
-from .prompts import Prompt, Prompts, load_prompts, save_prompts
-from .vision import MERGE, PATCH, block, decode, patchify, vision_features
+from jhima.coordinates import MERGE, PATCH
+from jhima.models.positions import expand, mrope_positions
+from jhima.models.vision import block, decode, image_key, patchify, vision_features
+from jhima.prompts import Prompt, Prompts, load_prompts, save_prompts
 
 # The language model's seven linear layers and nothing else: a bare suffix list would also hit the vision tower,
 # whose adapters vLLM ignores without a word, so that sampling and training would part.
 LORA_TARGETS = r".*language_model\.layers\.\d+\.(self_attn\.(q|k|v|o)_proj|mlp\.(gate|up|down)_proj)"
+
 
 _checkpoint = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)       # nothing here is random
 
@@ -248,49 +250,6 @@ def _compiled_for_one(forward):
 def free_memory() -> int:
     """Bytes of this process's GPU that it can still have: unused ones, and what torch keeps for itself."""
     return torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-
-
-def image_key(image: bytes) -> bytes:
-    """What a screenshot is known by: to the feature cache, and to vLLM's prefix cache."""
-    return hashlib.blake2b(image, digest_size=16).digest()
-
-
-def expand(prompt_ids: list[int], image_pad: int, tokens: int) -> list[int]:
-    """Collapsed ids to expanded ones: the image placeholder repeated once a vision token.
-
-    Raises ValueError unless there is exactly one placeholder (expanding twice is the classic silent bug).
-
-    >>> expand([1, 9, 2], image_pad=9, tokens=3)
-    [1, 9, 9, 9, 2]
-    """
-    if prompt_ids.count(image_pad) != 1:
-        raise ValueError(f"expected one image placeholder in a collapsed prompt, found {prompt_ids.count(image_pad)}")
-    at = prompt_ids.index(image_pad)
-    return prompt_ids[:at] + [image_pad] * tokens + prompt_ids[at + 1:]
-
-
-def mrope_positions(ids: Tensor, image_pad: int, grid: tuple[int, int]) -> Tensor:
-    """Qwen2.5-VL's positions (time, row, column) [3, L] of one expanded sequence [L] with one image of `grid` patches.
-
-    Text counts up in all three. The image's tokens share its starting time and count rows and columns from there;
-    the text after it goes on from the largest of these.
-
-    >>> mrope_positions(torch.tensor([5, 9, 9, 9, 9, 9, 9, 7]), image_pad=9, grid=(4, 6)).tolist()
-    [[0, 1, 1, 1, 1, 1, 1, 4], [0, 1, 1, 1, 2, 2, 2, 4], [0, 1, 2, 3, 1, 2, 3, 4]]
-    """
-    return _positions(int((ids == image_pad).nonzero()[0]), len(ids), grid)
-
-
-@lru_cache(maxsize=4096)        # they depend on lengths alone, which come again and again
-def _positions(start: int, length: int, grid: tuple[int, int]) -> Tensor:
-    rows, columns = grid[0] // MERGE, grid[1] // MERGE
-    after = start + rows * columns
-    positions = torch.arange(length).repeat(3, 1)                            # [3, L]
-    positions[0, start:after] = start
-    positions[1, start:after] = start + torch.arange(rows).repeat_interleave(columns)
-    positions[2, start:after] = start + torch.arange(columns).repeat(rows)
-    positions[:, after:] += max(rows, columns) - rows * columns
-    return positions
 
 
 # ---- loading and saving ----

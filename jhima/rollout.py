@@ -9,29 +9,38 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, AsyncIterator, Awaitable, Callable
+from typing import Protocol
 
-from .actions import Turn, format_call
-from .arena import Lease, PocketArena
-from .browser import Observation, Session
-from .chromium import Browsers
-from .dialects import DIALECTS, Dialect
-from .episodes import Episode, Group, Plan, Step, load_episode, load_plans, save_episode, save_plans
-from .failures import EnvironmentFailure
-from .milestones import judged, request
-from .login import Guard, log_in
-from .prompts import Prompts, read_plan
-from .replicas import Replicas
-from .rewards import Judge, Verdict, score
-from .sampler import Completion
-from .tasks import AND, Task, fill
-from .vision import smart_resize
+from jhima.actions import OURS, Dialect, Turn, format_call
+from jhima.browser.session import Observation, Session
+from jhima.coordinates import smart_resize
+from jhima.environment import Environment
+from jhima.episodes import (
+    Episode,
+    Group,
+    Plan,
+    Step,
+    Task,
+    load_episode,
+    load_plans,
+    save_episode,
+    save_plans,
+)
+from jhima.failures import EnvironmentFailure
+from jhima.prompts import Prompts, read_plan
+from jhima.sampler import Completion
+from jhima.webarena.evaluators import Verdict, score
+from jhima.webarena.login import Guard
+from jhima.webarena.milestones import judged, request
 
-if TYPE_CHECKING:
-    from .agents import Baseline
+
+class Baseline(Protocol):
+    """A system that plays in the actor's place (jhima/baselines/agents.py)."""
+
+    def act(self, task: str, seed: Callable[..., int], retries: int) -> Act: ...
 
 
 @dataclass(frozen=True)
@@ -43,41 +52,6 @@ class Replanned(Completion):
 # An actor as the loop sees it: what it observes, its operations so far, and the session (which only an oracle looks
 # into) -> its reply.
 Act = Callable[[Observation, list[str], Session], Awaitable[Completion]]
-OURS = DIALECTS["jhima"]
-
-
-@dataclass
-class Environment:
-    """Where episodes play. Deadlines in seconds."""
-    arena: PocketArena | Replicas
-    browsers: Browsers
-    judge: Judge | None = None
-    episode_deadline: float = 900.0
-    attempts: int = 2                      # how often an episode is played before its failure is final
-    concurrency: int = 32                  # browser contexts at once; about 60 MB each
-    published: bool = False                # score by the published harness's rules (rewards.py)
-    failures: dict[str, int] = field(default_factory=dict)    # by kind, retried ones too
-    repairs: int = 0                       # logins that a site forgot in mid-episode
-
-    def __post_init__(self) -> None:
-        self._slots = asyncio.Semaphore(self.concurrency)
-
-    @asynccontextmanager
-    async def start(self, task: Task) -> AsyncIterator[tuple[Lease, Session]]:
-        """A fresh world and browser context, logged in to the task's sites, on its start page.
-
-        The episode's deadline begins with the lease: to wait for a world says nothing about the episode.
-        """
-        async with (self._slots, self.arena.lease(task) as lease, asyncio.timeout(self.episode_deadline),
-                    self.browsers.session(lease) as session):
-            for site in task.sites:
-                if site in lease.accounts and site not in lease.signed_in:
-                    await log_in(session, lease, site)
-            await session.goto(*fill(task.start_url, lease.urls).split(AND))
-            yield lease, session
-
-    def count(self, failure: EnvironmentFailure) -> None:
-        self.failures[failure.kind] = self.failures.get(failure.kind, 0) + 1
 
 
 def seed_of(*parts: object) -> int:

@@ -2,4 +2,5 @@
 
 `python -m jhima.pocket --help` lists what can be run.
 """
+
 SITES = ("shopping", "shopping_admin", "reddit", "gitlab", "map")

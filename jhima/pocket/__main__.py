@@ -19,7 +19,7 @@ import sys
 import time
 from pathlib import Path
 
-from . import SITES
+from jhima.pocket import SITES
 
 WEBARENA_PORTS = dict(zip(SITES, (7770, 7780, 9999, 8023, 3000)))
 
@@ -99,8 +99,8 @@ def main() -> None:
 
 
 def _serve(args: argparse.Namespace) -> None:
-    from .app import listen, make_app
-    from .world import ACCOUNTS
+    from jhima.pocket.sites.app import listen, make_app
+    from jhima.webarena.sites import ACCOUNTS
 
     ports = WEBARENA_PORTS if args.port is None else {s: args.port and args.port + i for i, s in enumerate(SITES)}
     urls, _ = listen(make_app(args.full, args.latency), ports, args.host)
@@ -116,7 +116,7 @@ def _serve(args: argparse.Namespace) -> None:
 
 
 def _teacher(args: argparse.Namespace) -> None:
-    from .teacher import MODEL, serve_teacher
+    from jhima.pocket.teacher import MODEL, serve_teacher
 
     with serve_teacher(args.port) as url:
         if args.json:
@@ -136,41 +136,41 @@ def _wait_for_interrupt() -> None:
 
 
 def _tasks(args: argparse.Namespace) -> None:
-    from .generate import task_list
+    from jhima.pocket.tasks.generate import task_list
     print(json.dumps(task_list(args.split), indent=1))
 
 
 def _check(args: argparse.Namespace) -> None:
-    from .check import check
+    from jhima.pocket.play.check import check
     failed = asyncio.run(check(args.tasks, args.limit, args.full, args.concurrency))
     sys.exit(1 if failed else 0)
 
 
 def _demos(args: argparse.Namespace) -> None:
-    from .check import record
+    from jhima.pocket.play.check import record
     asyncio.run(record(args.out, args.tasks, args.limit, args.full, args.concurrency))
 
 
 def _pages(args: argparse.Namespace) -> None:
-    from .pages import collect
+    from jhima.pocket.pretraining.pages import collect
     asyncio.run(collect(args.out, args.count, args.concurrency, args.seed))
 
 
 def _pretrain(args: argparse.Namespace) -> None:
-    from .pretrain import pretrain
+    from jhima.pocket.pretraining.pretrain import pretrain
     pretrain(args.pages, args.model, args.out, args.steps, args.batch, args.lr, args.seed, args.workers)
 
 
 def _model(args: argparse.Namespace) -> None:
-    from .corpus import corpus
-    from .model import build
+    from jhima.pocket.pretraining.corpus import corpus
+    from jhima.pocket.pretraining.model import build
     parameters = build(args.out, corpus(), args.hidden, args.layers)
     print(f"{args.out}: an untrained Qwen2.5-VL with {parameters:,} parameters")
 
 
 def _plans(args: argparse.Namespace) -> None:
-    from ..policy import check_checkpoint
-    from .plans import compare
+    from jhima.pocket.play.plans import compare
+    from jhima.policy import check_checkpoint
     check_checkpoint(args.actor)
     asyncio.run(compare(args.actor, args.adapter, args.tasks, args.shortest, args.limit, args.full, args.concurrency,
                         args.T, args.tokens, args.seed))

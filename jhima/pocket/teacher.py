@@ -18,20 +18,22 @@ import threading
 import time
 import unicodedata
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Iterator, Sequence
 from zlib import crc32
 
 from flask import Flask, Response, jsonify, request
 from werkzeug.serving import make_server
 
-from ..prompts import Prompts
-from .app import QuietHandler
-from .generate import solutions
-from .intents import Move, Solution, Subtask, operation
+from jhima.pocket.sites.app import QuietHandler
+from jhima.pocket.tasks.generate import solutions
+from jhima.pocket.tasks.intents import Move, Solution, Subtask, operation
+from jhima.prompts import Prompts
 
 MODEL = "pocket-teacher"
+
+
 BRIEF = 6                                   # of ten annotations
 
 

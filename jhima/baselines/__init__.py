@@ -1,0 +1,1 @@
+"""Table 1's systems, each as its makers run it."""

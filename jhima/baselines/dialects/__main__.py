@@ -1,0 +1,3 @@
+from jhima.baselines.dialects import main
+
+main()

@@ -1,0 +1,1 @@
+"""Real Chromium: processes, sessions, what runs inside pages."""

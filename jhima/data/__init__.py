@@ -1,0 +1,1 @@
+"""Trajectories in ScaleCUA's format, and the teacher that annotates them."""

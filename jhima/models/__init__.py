@@ -1,0 +1,1 @@
+"""Qwen2.5-VL's parts: pictures to features, positions."""

@@ -1,0 +1,1 @@
+"""The oracle at work: tasks checked, demonstrations recorded, plans compared."""

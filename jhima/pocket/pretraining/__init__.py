@@ -1,0 +1,1 @@
+"""How the pocket base model was made."""

@@ -1,0 +1,1 @@
+"""The five sites, and the world that a rollout may change."""

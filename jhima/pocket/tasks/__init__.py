@@ -1,0 +1,1 @@
+"""Intent templates of the five sites, and the task lists made of them."""

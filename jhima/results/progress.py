@@ -1,0 +1,132 @@
+"""How completed subtasks and success go together (figure 2): AUROC, Kendall's tau, success by completed share."""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import binomtest, kendalltau
+from sklearn.metrics import roc_auc_score
+
+from jhima.results.run_reader import Array, EpisodeRecord, GroupRecord
+
+RESAMPLES = 1000
+
+
+# Plans have two to five subtasks: finer bins would be empty. A share is in the first bin whose upper end it does not
+# exceed.
+BINS = (("none", 0.0), ("up to 1/3", 1 / 3), ("up to 2/3", 2 / 3), ("less than all", 1 - 1e-9), ("all", 1.0))
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """What the judge said about one episode: of each subtask whether it was completed, and its whole reply.
+
+    `request` is the hash of model and messages: an episode that was played anew is judged anew.
+    """
+    episode: str
+    request: str
+    completed: tuple[bool, ...]
+    reply: str
+
+
+def episode_key(e: EpisodeRecord) -> str:
+    return "/".join(e.folder.parts[-3:])                        # batch/task/p0_e0
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Episodes whose completed share lies in one bin; success with its 95 % Wilson interval, None for no episode."""
+    label: str
+    episodes: int
+    success: float | None
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Figure 2 of one run. auroc and tau are (value, low, high), None where every episode or every share is alike.
+
+    share, success: of each judged episode, for the ROC curve. unjudged: scored episodes with a plan and no verdict.
+    """
+    episodes: int
+    tasks: int
+    unjudged: int
+    auroc: tuple[float, float, float] | None
+    tau: tuple[float, float, float] | None
+    bins: tuple[Bin, ...]
+    share: tuple[float, ...]
+    success: tuple[int, ...]
+
+
+def progress(groups: list[GroupRecord], verdicts: dict[str, Verdicts]) -> Progress:
+    rows, unjudged = [], 0
+    for group in groups:
+        for e in group.episodes:
+            if subtasks := subtasks_of(group, e):
+                found = verdicts.get(episode_key(e))
+                if found is None or len(found.completed) != len(subtasks):
+                    unjudged += 1
+                else:
+                    rows.append((sum(found.completed) / len(subtasks), int(e.reward), group.task.id))
+    share, success = np.array([row[0] for row in rows]), np.array([row[1] for row in rows], dtype=int)
+    tasks = np.array([row[2] for row in rows])
+    return Progress(len(rows), len(set(tasks)), unjudged, with_interval(auroc, share, success, tasks),
+                    with_interval(tau, share, success, tasks), bins(share, success), tuple(share.tolist()),
+                    tuple(success.tolist()))
+
+
+def auroc(share: Array, success: Array) -> float:
+    """Chance that a success has the higher share of a success and a failure, ties counting half; both [n]."""
+    return float(roc_auc_score(success, share)) if 0 < success.sum() < len(success) else math.nan
+
+
+def tau(share: Array, success: Array) -> float:
+    """Kendall's tau-b of share and success, both [n]; NaN where one of them is constant."""
+    return float(kendalltau(share, success).statistic) if len(share) > 1 else math.nan
+
+
+def with_interval(statistic: Callable[[Array, Array], float], share: Array, success: Array,
+                  tasks: Array) -> tuple[float, float, float] | None:
+    """(value, low, high), the 95 % interval by a bootstrap that draws tasks with all their episodes; all [n].
+
+    Draws in which the statistic does not exist (every episode a failure) are left out. None where the value itself
+    does not exist.
+    """
+    value = statistic(share, success)
+    if math.isnan(value):
+        return None
+    members = [np.flatnonzero(tasks == task) for task in np.unique(tasks)]
+    rng, values = np.random.default_rng(0), []
+    for _ in range(RESAMPLES):
+        drawn = np.concatenate([members[i] for i in rng.integers(len(members), size=len(members))])
+        values.append(statistic(share[drawn], success[drawn]))
+    low, high = np.nanpercentile(values, [2.5, 97.5])
+    return value, float(low), float(high)
+
+
+def bins(share: Array, success: Array) -> tuple[Bin, ...]:
+    which = np.searchsorted([upper for _, upper in BINS], share, side="left")          # [n]
+    found = []
+    for number, (label, _) in enumerate(BINS):
+        inside = success[which == number]
+        bounds = wilson(int(inside.sum()), len(inside)) if len(inside) else (None, None)
+        found.append(Bin(label, len(inside), float(inside.mean()) if len(inside) else None, *bounds))
+    return tuple(found)
+
+
+def wilson(successes: int, trials: int) -> tuple[float, float]:
+    """95 % binomial interval of a share, valid near 0 and 1 as well.
+
+    >>> "%.3f to %.3f" % wilson(0, 10)
+    '0.000 to 0.278'
+    """
+    interval = binomtest(successes, trials).proportion_ci(method="wilson")
+    return float(interval.low), float(interval.high)
+
+
+def subtasks_of(group: GroupRecord, e: EpisodeRecord) -> list[str]:
+    """The plan that an episode followed; [] where it had none, or was not scored: then there is nothing to compare."""
+    return group.plans[e.plan].subtasks if e.reward is not None and e.plan < len(group.plans) else []

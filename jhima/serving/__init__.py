@@ -1,0 +1,1 @@
+"""Replies out of vLLM."""

@@ -1,0 +1,1 @@
+"""WebArena: task files, evaluators, judge, logins, replicas."""

@@ -1,0 +1,97 @@
+"""evaluate.py killed and resumed with a real browser and a real (untrained) model; its comparisons and its errors."""
+import csv
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+from run_dirs import evaluation
+from samples import ROOT
+
+import evaluate
+
+RUNS, TASKS = 2, 3
+
+
+@pytest.fixture
+def tasks(tmp_path):
+    """Three tasks; an agent that does nothing of use solves the first, by staying where it starts."""
+    path = tmp_path / "tasks.json"
+    path.write_text(json.dumps([{
+        "sites": ["map"], "task_id": number, "start_url": "__MAP__", "intent": f"Stay {number}", "eval": {
+            "eval_types": ["url_match"], "reference_answers": None, "program_html": [], "url_note": "GOLD in PRED",
+            "reference_url": "__MAP__/else" if number else "__MAP__"}} for number in range(TASKS)]))
+    return path
+
+
+def arguments(checkpoint, tasks, out) -> list[str]:
+    return list(map(str, ("--decomposer", checkpoint, "--actor", checkpoint, "--tasks", tasks, "--out", out,
+                          "--runs", RUNS, "--T", 1, "--plan-tokens", 4, "--action-tokens", 4, "--concurrency", 2)))
+
+
+def evaluated(argv: list[str], monkeypatch, capsys) -> str:
+    monkeypatch.setattr(sys, "argv", ["evaluate.py", *argv])
+    evaluate.main()
+    return capsys.readouterr().out
+
+
+def episodes(out) -> dict:
+    return {str(path.relative_to(out)): path.stat().st_mtime_ns for path in out.glob("rollouts/*/*/*/episode.json")}
+
+
+def test_a_killed_evaluation_resumes_with_nothing_repeated(checkpoint, tasks, tmp_path, monkeypatch, capsys):
+    """... and the table of one that was not killed."""
+    out, whole = tmp_path / "killed", tmp_path / "whole"
+    killed = subprocess.Popen([sys.executable, "evaluate.py", *arguments(checkpoint, tasks, out)], cwd=ROOT,
+                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while len(episodes(out)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    killed.kill()
+    killed.wait()
+    before = episodes(out)
+    assert 2 <= len(before) < RUNS * TASKS
+    plans = {path: path.stat().st_mtime_ns for path in out.glob("rollouts/*/*/group.json")}
+
+    table = evaluated(arguments(checkpoint, tasks, out), monkeypatch, capsys)
+    after = episodes(out)
+    assert len(after) == RUNS * TASKS and before.items() <= after.items()
+    assert all(path.stat().st_mtime_ns == when for path, when in plans.items())
+    assert evaluated(arguments(checkpoint, tasks, whole), monkeypatch, capsys) == table
+    assert "| overall | 33.3 ± 0.0 | 0.0 to 100.0 | 3 | 2 | 6 | 4 | 0 | 0 |" in table
+    assert (out / "results.json").read_text() == (whole / "results.json").read_text()
+
+
+def test_comparison_of_finished_runs_needs_no_model(tmp_path, monkeypatch, capsys):
+    for name, reward in (("sft", 0), ("rl", 1)):
+        evaluation(tmp_path / name, {"map/a": [reward, reward], "map/b": [0, 1]})
+    monkeypatch.setattr(evaluate, "load_policy", None)
+    runs = [str(tmp_path / name) for name in ("sft", "rl")]
+    shown = evaluated(["--compare", *runs, "--out", str(tmp_path / "both")], monkeypatch, capsys)
+    assert "| rl | +50.0 (+0.0 to +100.0) | +50.0 (+0.0 to +100.0) | 2 | 1 | 0 |" in shown
+    assert (tmp_path / "both" / "comparison.md").read_text() == shown
+    assert json.loads((tmp_path / "both" / "comparison.json").read_text())["differences"]["rl"][-1]["mean"] == 0.5
+    rows = list(csv.DictReader((tmp_path / "both" / "comparison.csv").open()))
+    assert [(row["run"], row["site"], row["mean"]) for row in rows] == [
+        ("sft", "map", "0.25"), ("sft", "overall", "0.25"), ("rl", "map", "0.75"), ("rl", "overall", "0.75")]
+    with pytest.raises(SystemExit, match="evaluate.py: .*no such folder"):
+        evaluated(["--compare", str(tmp_path / "sft"), str(tmp_path / "nowhere")], monkeypatch, capsys)
+
+
+@pytest.mark.parametrize("more", [["--runs", "0"], ["--limit", "0"]])
+def test_nothing_to_play_is_an_error(more, checkpoint, tasks, tmp_path, monkeypatch, capsys):
+    with pytest.raises(SystemExit, match="at least one run of one task"):
+        evaluated([*arguments(checkpoint, tasks, tmp_path / "x"), *more], monkeypatch, capsys)
+
+
+def test_adapters_of_a_run_and_of_its_checkpoints(tmp_path):
+    roles = ("decomposer", "actor")
+    for place in ("actor", "decomposer", "checkpoints/000004/actor/adapter", "only/actor"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "adapter_config.json").write_text("{}")
+    assert evaluate.adapters_in(tmp_path, roles) == {role: tmp_path / role for role in roles}
+    assert evaluate.adapters_in(tmp_path / "checkpoints/000004", roles) == {"actor": tmp_path / "checkpoints/000004/actor/adapter"}
+    assert evaluate.adapters_in(tmp_path / "only", roles) == {"actor": tmp_path / "only/actor"}
+    with pytest.raises(ValueError, match="holds no adapters"):
+        evaluate.adapters_in(tmp_path / "checkpoints", roles)

@@ -1,0 +1,66 @@
+"""One update, however it is split: over micro-batches, over DeepSpeed processes, with a rank that has nothing."""
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from samples import ROOT, make_samples
+
+import train_rl
+from jhima import grpo
+from jhima.policy import load_policy
+
+
+def one_shot(checkpoint, passes: int = 2) -> tuple[dict, list[float]]:
+    """The same update by plain autograd and AdamW: all samples, zero advantages too, in one backward a pass."""
+    torch.manual_seed(0)
+    policy = load_policy(checkpoint, "cpu", torch.float32, lora=(4, 8))
+    trainable = [p for p in policy.parameters() if p.requires_grad]
+    with torch.no_grad():
+        for p in trainable:
+            p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())) * 0.05)
+    samples = make_samples(policy, 10)
+    advantage = torch.tensor([s.advantage for s in samples for _ in s.response_ids])
+    optimizer = torch.optim.AdamW(trainable, lr=1e-3, weight_decay=0.0)
+    old, norms = None, []
+    for _ in range(passes):
+        logp = policy(samples, 0.8)
+        old = logp.detach() if old is None else old
+        optimizer.zero_grad()
+        grpo.policy_loss(logp, old, advantage, 100.0).backward()
+        norms.append(torch.cat([p.grad.flatten() for p in trainable]).norm().item())
+        optimizer.step()
+    return {name: p.detach() for name, p in policy.named_parameters() if p.requires_grad}, norms
+
+
+@pytest.mark.parametrize("processes, micro, deal", [(1, 3, "balanced"), (2, 1, "balanced"), (2, 4, "all on the last rank")])
+def test_any_split_gives_the_one_shot_update(checkpoint, tmp_path, processes, micro, deal):
+    out = tmp_path / "result.pt"
+    subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes),
+                    str(ROOT / "tests" / "rl_worker.py"), str(checkpoint), str(out), str(micro), deal],
+                   check=True, timeout=240, capture_output=True)
+    result = torch.load(out)
+    state, norms = one_shot(checkpoint)
+    for name, expected in state.items():
+        # Adam divides by the size of a gradient, so this asks for it to about one part in a thousand, element by element.
+        assert (result["state"][name] - expected).abs().max() < 1e-6, name
+    first, second = result["rows"]
+    assert first["actor/clip_low"] == first["actor/clip_high"] == first["actor/approx_kl"] == 0      # ratios are exactly 1
+    assert second["actor/approx_kl"] > 0
+    assert [first["actor/grad_norm"], second["actor/grad_norm"]] == pytest.approx(norms, rel=1e-4)
+
+
+def test_skipping_zero_advantages_leaves_the_gradient(checkpoint):
+    policy = load_policy(checkpoint, "cpu", torch.float32, lora=(4, 8))
+    trainable = [p for p in policy.parameters() if p.requires_grad]
+    samples = make_samples(policy, 9)
+    kept = train_rl.useful(samples, beta=0.0)
+    assert 0 < len(kept) < len(samples) and train_rl.useful(samples, beta=0.1) == samples
+    gradients = []
+    for part in (samples, kept):
+        logp = policy(part, 0.8)
+        advantage = torch.tensor([s.advantage for s in part for _ in s.response_ids])
+        gradients.append(torch.autograd.grad(grpo.policy_loss(logp, logp.detach(), advantage, 50.0), trainable))
+    assert all((a - b).abs().max() < 1e-6 for a, b in zip(*gradients)) and any(g.abs().max() > 1e-4 for g in gradients[0])
