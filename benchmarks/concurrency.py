@@ -5,6 +5,7 @@
 The oracle plays, so no model's speed is in it. Prints steps/s of both and, last, their ratio in this run; writes
 runs/benchmarks/concurrency.json.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -35,10 +36,14 @@ async def measure(episodes: int, at_once: int, latency: float) -> tuple[float, i
         async with PocketArena(latency=latency) as arena, Browsers() as browsers:
             env = Environment(arena, browsers, Judge(url, MODEL, None), concurrency=at_once)
             with tqdm(total=episodes, desc=f"{at_once} at once", unit="episode") as bar:
+
                 async def one(task):
-                    done = await episode(env, task, 0, 0, lambda _: oracle(solutions()[task.intent]), T=15)
+                    done = await episode(
+                        env, task, 0, 0, lambda _: oracle(solutions()[task.intent]), T=15
+                    )
                     bar.update()
                     return done
+
                 began = time.monotonic()
                 done = await asyncio.gather(*map(one, tasks))
                 seconds = time.monotonic() - began
@@ -46,15 +51,27 @@ async def measure(episodes: int, at_once: int, latency: float) -> tuple[float, i
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--episodes", type=int, default=21, help="(default: %(default)s)")
-    parser.add_argument("--latency", type=float, default=0.3, help="seconds that every page takes (default: %(default)s)")
+    parser.add_argument(
+        "--latency",
+        type=float,
+        default=0.3,
+        help="seconds that every page takes (default: %(default)s)",
+    )
     args = parser.parse_args()
     serial, solved_serial = asyncio.run(measure(args.episodes, 1, args.latency))
     together, solved = asyncio.run(measure(args.episodes, args.episodes, args.latency))
-    result = {"episodes": args.episodes, "latency": args.latency, "solved": [solved_serial, solved],
-              "steps/s one after another": round(serial, 2), "steps/s at once": round(together, 2),
-              "ratio": round(together / serial, 2)}
+    result = {
+        "episodes": args.episodes,
+        "latency": args.latency,
+        "solved": [solved_serial, solved],
+        "steps/s one after another": round(serial, 2),
+        "steps/s at once": round(together, 2),
+        "ratio": round(together / serial, 2),
+    }
     out = Path("runs/benchmarks")
     out.mkdir(parents=True, exist_ok=True)
     (out / "concurrency.json").write_text(json.dumps(result, indent=1))

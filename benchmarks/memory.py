@@ -6,6 +6,7 @@ Measures the resident memory of this process and all its descendants (shared pag
 times, prints its growth from the first fifth of the episodes to the last one, and counts the processes left over
 when everything is closed. Writes runs/benchmarks/memory.json.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -63,30 +64,47 @@ async def measure(episodes: int, at_once: int, recycle: int) -> list[float]:
                 number = places.get_nowait()
                 async with arena.lease() as lease, browsers.session(lease) as session:
                     await session.goto(list(lease.urls.values())[number % len(lease.urls)])
-                    for action in (Action("scroll", dy=168), Action("click", 100, 20 + number * 28 % 300)):
+                    for action in (
+                        Action("scroll", dy=168),
+                        Action("click", 100, 20 + number * 28 % 300),
+                    ):
                         await session.observe()
                         await session.perform(action)
                 bar.update()
                 if (number + 1) % max(1, episodes // 20) == 0:
                     samples.append(megabytes(tree(os.getpid())))
+
         with tqdm(total=episodes, unit="episode") as bar:
             await asyncio.gather(*(player(bar) for _ in range(at_once)))
     return samples
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--episodes", type=int, default=1000, help="(default: %(default)s)")
     parser.add_argument("--at-once", type=int, default=4, help="(default: %(default)s)")
-    parser.add_argument("--recycle", type=int, default=200, help="contexts that a browser serves (default: %(default)s)")
+    parser.add_argument(
+        "--recycle",
+        type=int,
+        default=200,
+        help="contexts that a browser serves (default: %(default)s)",
+    )
     args = parser.parse_args()
     samples = asyncio.run(measure(args.episodes, args.at_once, args.recycle))
     time.sleep(1.0)
     left = tree(os.getpid())[1:]
     fifth = max(1, len(samples) // 5)
     first, last = (statistics.mean(part) for part in (samples[:fifth], samples[-fifth:]))
-    result = {"episodes": args.episodes, "MB": [round(s) for s in samples], "first fifth": round(first), "last fifth": round(last),
-              "growth %": round(100 * (last / first - 1), 1), "processes left": len(left)}
+    result = {
+        "episodes": args.episodes,
+        "MB": [round(s) for s in samples],
+        "first fifth": round(first),
+        "last fifth": round(last),
+        "growth %": round(100 * (last / first - 1), 1),
+        "processes left": len(left),
+    }
     out = Path("runs/benchmarks")
     out.mkdir(parents=True, exist_ok=True)
     (out / "memory.json").write_text(json.dumps(result, indent=1))

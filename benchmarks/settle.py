@@ -5,6 +5,7 @@
 The oracle plays the same pocket tasks three times: as the rollout does, and with a fixed sleep of 1 s and of 3 s in
 the place of every wait. Prints steps/s and, last, the ratios of this run; writes runs/benchmarks/settle.json.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -32,20 +33,27 @@ from jhima.rollout import episode
 
 def sleeping(seconds: float):
     """A settle that only sleeps, as harnesses with fixed waits do."""
+
     async def settle(_session: Session, acted: bool = True) -> int:
         if acted:
             await asyncio.sleep(seconds)
         return 200
+
     return settle
 
 
 async def play(episodes: int, latency: float, name: str) -> dict[str, float]:
     """The steps and seconds of all episodes together, played at once; login and start-up are not counted."""
-    tasks = [task for task in load_tasks("pocket") if "fuzzy_match" not in json.dumps(vars(task), default=str)][:episodes]
+    tasks = [
+        task
+        for task in load_tasks("pocket")
+        if "fuzzy_match" not in json.dumps(vars(task), default=str)
+    ][:episodes]
     steps = seconds = solved = 0.0
     async with PocketArena(full=True, latency=latency) as arena, Browsers() as browsers:
         env = Environment(arena, browsers)
         with tqdm(total=episodes, desc=name, unit="episode") as bar:
+
             async def one(task):
                 nonlocal steps, seconds, solved
                 act = oracle(solutions()[task.intent])
@@ -54,10 +62,16 @@ async def play(episodes: int, latency: float, name: str) -> dict[str, float]:
                 async def timed(*seen):
                     began.append(time.monotonic())
                     return await act(*seen)
+
                 done = await episode(env, task, 0, 0, lambda _: timed, T=30)
                 # From the first request for an action to the last one: every step but the last.
-                steps, seconds, solved = steps + len(began) - 1, seconds + began[-1] - began[0], solved + (done.reward == 1)
+                steps, seconds, solved = (
+                    steps + len(began) - 1,
+                    seconds + began[-1] - began[0],
+                    solved + (done.reward == 1),
+                )
                 bar.update()
+
             for task in tasks:
                 await one(task)
     return {"steps/s": steps / seconds, "solved": solved}
@@ -65,17 +79,29 @@ async def play(episodes: int, latency: float, name: str) -> dict[str, float]:
 
 async def screenshots(count: int = 30) -> dict[str, dict[str, object]]:
     """Milliseconds (median) and bytes of each way to a picture of one 1280x720 page, and whether it has its pixels."""
-    async with PocketArena(full=True) as arena, Browsers() as browsers, arena.lease(load_tasks("pocket")[0]) as lease:
+    async with (
+        PocketArena(full=True) as arena,
+        Browsers() as browsers,
+        arena.lease(load_tasks("pocket")[0]) as lease,
+    ):
         async with browsers.session(lease) as session:
             await session.goto(lease.urls["shopping"])
             exact = Image.open(io.BytesIO(await session.page.screenshot())).convert("RGB").tobytes()
 
             async def command(**options):
                 import base64
-                return base64.b64decode((await session._command("Page.captureScreenshot", **options))["data"])
-            ways = {"playwright png": lambda: session.page.screenshot(), "cdp png": lambda: command(format="png"),
-                    "cdp png, for speed": lambda: command(format="png", optimizeForSpeed=True),
-                    "cdp webp 100": lambda: command(format="webp", quality=100), "cdp jpeg 100": lambda: command(format="jpeg", quality=100)}
+
+                return base64.b64decode(
+                    (await session._command("Page.captureScreenshot", **options))["data"]
+                )
+
+            ways = {
+                "playwright png": lambda: session.page.screenshot(),
+                "cdp png": lambda: command(format="png"),
+                "cdp png, for speed": lambda: command(format="png", optimizeForSpeed=True),
+                "cdp webp 100": lambda: command(format="webp", quality=100),
+                "cdp jpeg 100": lambda: command(format="jpeg", quality=100),
+            }
             result = {}
             for name, way in ways.items():
                 times = []
@@ -84,14 +110,27 @@ async def screenshots(count: int = 30) -> dict[str, dict[str, object]]:
                     picture = await way()
                     times.append(1000 * (time.perf_counter() - began))
                 same = Image.open(io.BytesIO(picture)).convert("RGB").tobytes() == exact
-                result[name] = {"ms": round(statistics.median(times), 1), "kB": len(picture) // 1024, "exact": same}
+                result[name] = {
+                    "ms": round(statistics.median(times), 1),
+                    "kB": len(picture) // 1024,
+                    "exact": same,
+                }
     return result
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--episodes", type=int, default=8, help="one after another (default: %(default)s)")
-    parser.add_argument("--latency", type=float, default=0.3, help="seconds that every page takes (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--episodes", type=int, default=8, help="one after another (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--latency",
+        type=float,
+        default=0.3,
+        help="seconds that every page takes (default: %(default)s)",
+    )
     args = parser.parse_args()
     result: dict[str, object] = {"screenshots": asyncio.run(screenshots())}
     by_event = Session.settle
@@ -103,7 +142,9 @@ def main() -> None:
     (out / "settle.json").write_text(json.dumps(result, indent=1))
     print(json.dumps(result, indent=1))
     for name in ("1 s", "3 s"):
-        print(f"ratio to fixed waits of {name}: {result['by event']['steps/s'] / result[name]['steps/s']:.1f}")
+        print(
+            f"ratio to fixed waits of {name}: {result['by event']['steps/s'] / result[name]['steps/s']:.1f}"
+        )
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 No download: the configuration is in the code, the tokenizer is the pocket model's with entries that no text produces
 added up to the 7B's vocabulary. --tiny takes the pocket base model instead, so that every line also runs on a CPU.
 """
+
 from __future__ import annotations
 
 import json
@@ -29,27 +30,62 @@ from jhima.prompts import Prompts, load_prompts, save_prompts
 
 BASE = ROOT / "jhima" / "pocket" / "base"
 OUT = Path("runs/benchmarks")
-DEVICE = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if torch.cuda.is_available() else torch.device("cpu")
-TOKENIZER_SIZE = 151_665          # Qwen2.5's; its embedding has 152,064 rows
+DEVICE = (
+    torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    if torch.cuda.is_available()
+    else torch.device("cpu")
+)
+TOKENIZER_SIZE = 151_665  # Qwen2.5's; its embedding has 152,064 rows
 
 
 def config_7b(special: dict[str, int]) -> Qwen2_5_VLConfig:
     """Qwen2.5-VL-7B-Instruct's config.json, with the given ids of special tokens."""
-    text = dict(hidden_size=3584, num_hidden_layers=28, num_attention_heads=28, num_key_value_heads=4, intermediate_size=18944,
-                vocab_size=152_064, max_position_embeddings=32_768, rms_norm_eps=1e-6, tie_word_embeddings=False,
-                rope_parameters={"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
-                eos_token_id=special["<|im_end|>"], pad_token_id=special["<|endoftext|>"], bos_token_id=None)
-    vision = dict(depth=32, hidden_size=1280, num_heads=16, intermediate_size=3420, out_hidden_size=3584, patch_size=14,
-                  window_size=112, fullatt_block_indexes=[7, 15, 23, 31], tokens_per_second=2)
-    return Qwen2_5_VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=False,
-                            image_token_id=special["<|image_pad|>"], video_token_id=special["<|video_pad|>"],
-                            vision_start_token_id=special["<|vision_start|>"], vision_end_token_id=special["<|vision_end|>"])
+    text = dict(
+        hidden_size=3584,
+        num_hidden_layers=28,
+        num_attention_heads=28,
+        num_key_value_heads=4,
+        intermediate_size=18944,
+        vocab_size=152_064,
+        max_position_embeddings=32_768,
+        rms_norm_eps=1e-6,
+        tie_word_embeddings=False,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
+        eos_token_id=special["<|im_end|>"],
+        pad_token_id=special["<|endoftext|>"],
+        bos_token_id=None,
+    )
+    vision = dict(
+        depth=32,
+        hidden_size=1280,
+        num_heads=16,
+        intermediate_size=3420,
+        out_hidden_size=3584,
+        patch_size=14,
+        window_size=112,
+        fullatt_block_indexes=[7, 15, 23, 31],
+        tokens_per_second=2,
+    )
+    return Qwen2_5_VLConfig(
+        text_config=text,
+        vision_config=vision,
+        tie_word_embeddings=False,
+        image_token_id=special["<|image_pad|>"],
+        video_token_id=special["<|video_pad|>"],
+        vision_start_token_id=special["<|vision_start|>"],
+        vision_end_token_id=special["<|vision_end|>"],
+    )
 
 
 def write_shape(folder: Path) -> None:
     """Everything of a 7B-shaped checkpoint but its weights."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name in ("chat_template.jinja", "generation_config.json", "preprocessor_config.json", "tokenizer_config.json"):
+    for name in (
+        "chat_template.jinja",
+        "generation_config.json",
+        "preprocessor_config.json",
+        "tokenizer_config.json",
+    ):
         shutil.copy(BASE / name, folder)
     tokenizer = json.loads((BASE / "tokenizer.json").read_text("utf-8"))
     vocabulary = tokenizer["model"]["vocab"]
@@ -70,16 +106,22 @@ def random_model(folder: Path, seed: int = 0) -> Qwen2_5_VLForConditionalGenerat
     try:
         with DEVICE:
             return Qwen2_5_VLForConditionalGeneration._from_config(
-                Qwen2_5_VLConfig.from_pretrained(folder), attn_implementation="sdpa", dtype=default_dtype(DEVICE))
+                Qwen2_5_VLConfig.from_pretrained(folder),
+                attn_implementation="sdpa",
+                dtype=default_dtype(DEVICE),
+            )
     finally:
         torch.set_default_dtype(before)
 
 
 def lora(model, rank: int = 32, seed: int = 0):
     """`model` with a non-zero adapter in fp32 on its language model's linear layers."""
-    torch.manual_seed(seed)                      # of A; `randomize` draws B
+    torch.manual_seed(seed)  # of A; `randomize` draws B
     model.requires_grad_(False)
-    wrapped = get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=LORA_TARGETS, task_type="CAUSAL_LM"))
+    wrapped = get_peft_model(
+        model,
+        LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=LORA_TARGETS, task_type="CAUSAL_LM"),
+    )
     randomize(wrapped, seed)
     return wrapped
 
@@ -96,16 +138,28 @@ def randomize(model, seed: int) -> None:
 def make_policy(tiny: bool, folder: Path, model=None, rank: int | None = 32, **options) -> Policy:
     """A policy with an adapter (rank None: without) over `model`, or over a new one of the shape that `folder` describes."""
     if model is None:
-        model = (Qwen2_5_VLForConditionalGeneration.from_pretrained(folder, dtype=default_dtype(DEVICE), attn_implementation="sdpa")
-                 if tiny else random_model(folder)).to(DEVICE)
-    return Policy(lora(model, rank) if rank else model, AutoTokenizer.from_pretrained(folder), load_prompts(folder), **options).to(DEVICE)
+        model = (
+            Qwen2_5_VLForConditionalGeneration.from_pretrained(
+                folder, dtype=default_dtype(DEVICE), attn_implementation="sdpa"
+            )
+            if tiny
+            else random_model(folder)
+        ).to(DEVICE)
+    return Policy(
+        lora(model, rank) if rank else model,
+        AutoTokenizer.from_pretrained(folder),
+        load_prompts(folder),
+        **options,
+    ).to(DEVICE)
 
 
 # ---- time and memory ----
 
+
 @dataclass
 class Phase:
     """seconds on the clock; peak: GiB of the whole GPU in use, by all processes; busy: share of time a kernel ran."""
+
     seconds: float = 0.0
     peak: float = 0.0
     busy: float | None = None
@@ -115,10 +169,18 @@ class Watch:
     """Reads nvidia-smi ten times a second in a thread of its own. Without a GPU it knows the seconds only."""
 
     def __init__(self) -> None:
-        self._samples: list[tuple[float, float, float]] = []        # time, share busy, GiB
+        self._samples: list[tuple[float, float, float]] = []  # time, share busy, GiB
         self._reader = None
         if DEVICE.type == "cuda":
-            query = ["nvidia-smi", "-i", str(DEVICE.index), "--query-gpu=utilization.gpu,memory.used", "--format=csv,noheader,nounits", "-lms", "100"]
+            query = [
+                "nvidia-smi",
+                "-i",
+                str(DEVICE.index),
+                "--query-gpu=utilization.gpu,memory.used",
+                "--format=csv,noheader,nounits",
+                "-lms",
+                "100",
+            ]
             self._reader = subprocess.Popen(query, stdout=subprocess.PIPE, text=True)
             threading.Thread(target=self._read, daemon=True).start()
 
@@ -138,7 +200,10 @@ class Watch:
             ended = time.monotonic()
             found.seconds = ended - began
             if seen := [s for s in self._samples if began <= s[0] <= ended]:
-                found.busy, found.peak = sum(s[1] for s in seen) / len(seen), max(s[2] for s in seen)
+                found.busy, found.peak = (
+                    sum(s[1] for s in seen) / len(seen),
+                    max(s[2] for s in seen),
+                )
 
     def close(self) -> None:
         if self._reader:

@@ -8,6 +8,7 @@ picture processed and encoded in line for every sample, gradient checkpointing, 
 only. Ours: jhima.policy, features once a screenshot, two passes as in an RL update. Precision is measured against the
 same model in fp32. Prints, last, the ratios of this run; writes runs/benchmarks/update.json.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -41,14 +42,24 @@ def picture(seed: int, width: int, height: int) -> bytes:
     rng, image = np.random.default_rng(seed), Image.new("RGB", (width, height), "white")
     draw = ImageDraw.Draw(image)
     for _ in range(300):
-        x, y, w, h = rng.integers(0, width), rng.integers(0, height), rng.integers(2, 120), rng.integers(2, 20)
-        draw.rectangle([int(x), int(y), int(x + w), int(y + h)], fill=tuple(int(c) for c in rng.integers(0, 256, 3)))
+        x, y, w, h = (
+            rng.integers(0, width),
+            rng.integers(0, height),
+            rng.integers(2, 120),
+            rng.integers(2, 20),
+        )
+        draw.rectangle(
+            [int(x), int(y), int(x + w), int(y + h)],
+            fill=tuple(int(c) for c in rng.integers(0, 256, 3)),
+        )
     data = io.BytesIO()
     image.save(data, "PNG")
     return data.getvalue()
 
 
-def make_samples(policy: Policy, count: int, text: int, response: int, size: tuple[int, int]) -> list[Sample]:
+def make_samples(
+    policy: Policy, count: int, text: int, response: int, size: tuple[int, int]
+) -> list[Sample]:
     """Random prompts of about `text` tokens and responses of about `response`; every third screenshot comes twice."""
     rng = np.random.default_rng(0)
     words = [i for i in range(len(policy.tokenizer)) if not policy.forbidden[i]]
@@ -56,37 +67,52 @@ def make_samples(policy: Policy, count: int, text: int, response: int, size: tup
     for number in range(count):
         before = rng.choice(words, int(text * rng.uniform(0.8, 1.2))).tolist()
         prompt = [*before, policy.vision_start, policy.image_pad, policy.vision_end]
-        samples.append(Sample(prompt, picture(number - (number % 3 == 2), *size),
-                              rng.choice(words, int(response * rng.uniform(0.5, 1.5))).tolist(), 1.0 if number % 2 else -0.5))
+        samples.append(
+            Sample(
+                prompt,
+                picture(number - (number % 3 == 2), *size),
+                rng.choice(words, int(response * rng.uniform(0.5, 1.5))).tolist(),
+                1.0 if number % 2 else -0.5,
+            )
+        )
     return sorted(samples, key=lambda s: len(s.prompt_ids) + len(s.response_ids), reverse=True)
 
 
 def example(s: Sample) -> Example:
     """A sample as fine-tuning packs it; its screenshot is decoded anew, as a data worker does."""
-    return Example(s.prompt_ids + s.response_ids, [False] * len(s.prompt_ids) + [True] * len(s.response_ids),
-                   [Picture(image_key(s.image), decode.__wrapped__(s.image))])
+    return Example(
+        s.prompt_ids + s.response_ids,
+        [False] * len(s.prompt_ids) + [True] * len(s.response_ids),
+        [Picture(image_key(s.image), decode.__wrapped__(s.image))],
+    )
 
 
 # ---- the stock path ----
+
 
 def stock_processor() -> Qwen2VLImageProcessorPil:
     return Qwen2VLImageProcessorPil(min_pixels=MIN_PIXELS, max_pixels=MAX_PIXELS)
 
 
-def stock_inputs(processor: Qwen2VLImageProcessorPil, image_pad: int, png: bytes,
-                 prompt_ids: list[int]) -> tuple[dict[str, Tensor], list[int]]:
+def stock_inputs(
+    processor: Qwen2VLImageProcessorPil, image_pad: int, png: bytes, prompt_ids: list[int]
+) -> tuple[dict[str, Tensor], list[int]]:
     """(pixel_values and image_grid_thw of a screenshot, the prompt with its placeholder expanded)."""
     image = processor(Image.open(io.BytesIO(png)).convert("RGB"), return_tensors="pt")
-    return dict(image), expand(prompt_ids, image_pad, int(image["image_grid_thw"].prod()) // MERGE**2)
+    return dict(image), expand(
+        prompt_ids, image_pad, int(image["image_grid_thw"].prod()) // MERGE**2
+    )
 
 
 @contextmanager
 def stock_settings(policy: Policy, checkpointing: bool = True):
     """transformers' and PEFT's own behaviour, for the time being."""
+
     def adapters(cast: bool) -> None:
         for module in policy.modules():
             if isinstance(module, LoraLayer):
                 module.cast_input_dtype_enabled = cast
+
     adapters(True)
     if checkpointing:
         policy.base.gradient_checkpointing_enable({"use_reentrant": False})
@@ -100,10 +126,18 @@ def stock_logp(policy: Policy, processor: Qwen2VLImageProcessorPil, s: Sample) -
     image, prompt = stock_inputs(processor, policy.image_pad, s.image, s.prompt_ids)
     ids = torch.tensor([prompt + s.response_ids], device=DEVICE)
     n = len(s.response_ids)
-    logits = policy.model(input_ids=ids, attention_mask=torch.ones_like(ids), pixel_values=image["pixel_values"].to(DEVICE),
-                          image_grid_thw=image["image_grid_thw"].to(DEVICE), mm_token_type_ids=(ids == policy.image_pad).long(),
-                          logits_to_keep=n + 1, use_cache=False).logits[0, :-1]                          # [n, V]
-    logp = (logits.float().masked_fill(policy.forbidden, float("-inf")) / TEMPERATURE).log_softmax(-1)
+    logits = policy.model(
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        pixel_values=image["pixel_values"].to(DEVICE),
+        image_grid_thw=image["image_grid_thw"].to(DEVICE),
+        mm_token_type_ids=(ids == policy.image_pad).long(),
+        logits_to_keep=n + 1,
+        use_cache=False,
+    ).logits[0, :-1]  # [n, V]
+    logp = (logits.float().masked_fill(policy.forbidden, float("-inf")) / TEMPERATURE).log_softmax(
+        -1
+    )
     return logp.gather(-1, torch.tensor(s.response_ids, device=DEVICE)[:, None])[:, 0]
 
 
@@ -113,6 +147,7 @@ def loss_of(logp: Tensor, samples: list[Sample]) -> Tensor:
 
 
 # ---- measuring ----
+
 
 def synchronize() -> None:
     if DEVICE.type == "cuda":
@@ -130,14 +165,16 @@ def seconds(call, repeat: int = 5) -> float:
     return (time.monotonic() - began) / repeat
 
 
-def timed(name: str, policy: Policy, samples: list[Sample], run, micro: int = 1, passes: int = 1) -> dict:
+def timed(
+    name: str, policy: Policy, samples: list[Sample], run, micro: int = 1, passes: int = 1
+) -> dict:
     """Speed and peak memory of `passes` times forward and backward over all samples, after one micro-batch to warm up."""
-    parts = [samples[at:at + micro] for at in range(0, len(samples), micro)]
+    parts = [samples[at : at + micro] for at in range(0, len(samples), micro)]
     began = time.monotonic()
     run(parts[-1])
     synchronize()
     warm_up = time.monotonic() - began
-    policy._cache.clear()                                                # the first pass encodes the screenshots
+    policy._cache.clear()  # the first pass encodes the screenshots
     if DEVICE.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -147,7 +184,11 @@ def timed(name: str, policy: Policy, samples: list[Sample], run, micro: int = 1,
     synchronize()
     took = (time.monotonic() - began) / (passes * len(samples))
     policy.zero_grad(set_to_none=True)
-    row = {"s/sample": round(took, 4), "samples/s": round(1 / took, 3), "warm-up s": round(warm_up, 1)}
+    row = {
+        "s/sample": round(took, 4),
+        "samples/s": round(1 / took, 3),
+        "warm-up s": round(warm_up, 1),
+    }
     if DEVICE.type == "cuda":
         row["peak GiB"] = round(torch.cuda.max_memory_allocated() / 2**30, 1)
     print(f"{name}: {row}", flush=True)
@@ -186,10 +227,19 @@ def moved(policy: Policy, samples: list[Sample], run, lr: float = 1e-5) -> float
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tiny", action="store_true", help="the pocket base model and 336x336 screenshots")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--tiny", action="store_true", help="the pocket base model and 336x336 screenshots"
+    )
     parser.add_argument("--samples", type=int, default=16, help="(default: %(default)s)")
-    parser.add_argument("--stock-samples", type=int, default=6, help="samples of the stock path (default: %(default)s)")
+    parser.add_argument(
+        "--stock-samples",
+        type=int,
+        default=6,
+        help="samples of the stock path (default: %(default)s)",
+    )
     args = parser.parse_args()
     result: dict = {"device": torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU"}
 
@@ -199,8 +249,13 @@ def main() -> None:
             write_shape(folder)
         policy = make_policy(args.tiny, folder).train()
     processor = stock_processor()
-    samples = make_samples(policy, args.samples, *((30, 12, (336, 336)) if args.tiny else (1008, 64, (1280, 720))))
-    stock_part, few = samples[len(samples) // 2:][:args.stock_samples], samples[:: max(1, len(samples) // 4)][:4]
+    samples = make_samples(
+        policy, args.samples, *((30, 12, (336, 336)) if args.tiny else (1008, 64, (1280, 720)))
+    )
+    stock_part, few = (
+        samples[len(samples) // 2 :][: args.stock_samples],
+        samples[:: max(1, len(samples) // 4)][:4],
+    )
 
     def stock(part: list[Sample]) -> None:
         loss_of(torch.cat([stock_logp(policy, processor, s) for s in part]), part).backward()
@@ -210,16 +265,22 @@ def main() -> None:
 
     # ---- 1. Vision: what one screenshot costs ----
     image = samples[0].image
-    pixels = patchify(decode(image)[None].to(DEVICE))                                                 # [1, n, 1176]
+    pixels = patchify(decode(image)[None].to(DEVICE))  # [1, n, 1176]
     rows, columns = (side // 14 for side in decode(image).shape[:2])
     tower, grid = policy.base.model.visual, torch.tensor([[1, rows, columns]], device=DEVICE)
     with torch.no_grad():
         result["vision, s an image"] = {
-            "stock processing (CPU)": seconds(lambda: processor(Image.open(io.BytesIO(image)).convert("RGB"), return_tensors="pt")),
+            "stock processing (CPU)": seconds(
+                lambda: processor(Image.open(io.BytesIO(image)).convert("RGB"), return_tensors="pt")
+            ),
             "stock tower": seconds(lambda: tower(pixels[0], grid_thw=grid)),
             "our decoding (CPU)": seconds(lambda: decode.__wrapped__(image)),
             "our tower": seconds(lambda: vision_features(tower, pixels, (rows, columns))),
-            "our tower, 4 at once": seconds(lambda: vision_features(tower, pixels.expand(4, -1, -1), (rows, columns))) / 4}
+            "our tower, 4 at once": seconds(
+                lambda: vision_features(tower, pixels.expand(4, -1, -1), (rows, columns))
+            )
+            / 4,
+        }
     print(result["vision, s an image"], flush=True)
 
     # ---- 2. Speed and memory; gradients of a few samples on the side ----
@@ -229,11 +290,15 @@ def main() -> None:
         grads["stock"] = gradient(policy, few, stock)
     speed["ours, eager"] = timed("ours, eager", policy, samples, ours, passes=2)
     grads["ours, eager"] = gradient(policy, few, ours)
-    speed["ours, eager, 2 at once"] = timed("ours, eager, 2 at once", policy, samples, ours, micro=2, passes=2)
+    speed["ours, eager, 2 at once"] = timed(
+        "ours, eager, 2 at once", policy, samples, ours, micro=2, passes=2
+    )
     if DEVICE.type == "cuda":
         policy.compile()
         policy.checkpointing = "on"
-        speed["ours, compiled, checkpointing"] = timed("ours, compiled, checkpointing", policy, samples, ours, passes=2)
+        speed["ours, compiled, checkpointing"] = timed(
+            "ours, compiled, checkpointing", policy, samples, ours, passes=2
+        )
         policy.checkpointing = "auto"
         speed["ours, compiled"] = timed("ours, compiled", policy, samples, ours, passes=2)
         grads["ours, compiled"] = gradient(policy, few, ours)
@@ -245,8 +310,10 @@ def main() -> None:
         exact = {p: p.detach().clone() for p in policy.parameters() if p.requires_grad}
         for p in exact:
             p.data = p.data.bfloat16()
-        torch.compiler.reset()                       # the graphs read fp32 adapters, and do not notice
-        speed["bf16 adapters, compiled"] = timed("bf16 adapters, compiled", policy, samples, ours, passes=2)
+        torch.compiler.reset()  # the graphs read fp32 adapters, and do not notice
+        speed["bf16 adapters, compiled"] = timed(
+            "bf16 adapters, compiled", policy, samples, ours, passes=2
+        )
         grads["bf16 adapters, compiled"] = gradient(policy, few, ours)
         precise["bf16 adapters"] = moved(policy, few, ours)
         for p, value in exact.items():
@@ -261,13 +328,19 @@ def main() -> None:
         policy.checkpointing = "on"
         with torch.compiler.set_stance("force_eager"):
             truth = gradient(policy, few, ours).cpu()
-        result["gradient, relative distance from fp32"] = {name: distance(g, truth) for name, g in grads.items()}
-    result["gradient, relative distance from stock"] = {name: distance(g, grads["stock"]) for name, g in grads.items()}
+        result["gradient, relative distance from fp32"] = {
+            name: distance(g, truth) for name, g in grads.items()
+        }
+    result["gradient, relative distance from stock"] = {
+        name: distance(g, grads["stock"]) for name, g in grads.items()
+    }
 
     fastest = speed["ours, compiled" if DEVICE.type == "cuda" else "ours, eager"]
     result["ratio"] = round(fastest["samples/s"] / speed["stock"]["samples/s"], 2)
     report("update", result)
-    print(f"update, samples/s: {fastest['samples/s']} against {speed['stock']['samples/s']}, ratio {result['ratio']}")
+    print(
+        f"update, samples/s: {fastest['samples/s']} against {speed['stock']['samples/s']}, ratio {result['ratio']}"
+    )
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ class where nothing could be read. Nothing is ever evaluated.
 
     python -m jhima.baselines.dialects DIALECT [--viewport WxH] < reply.txt      # the turn as JSON
 """
+
 from __future__ import annotations
 
 import re
@@ -33,8 +34,22 @@ from jhima.reply_reader import (
     typed,
 )
 
-Kind = Literal["click", "hover", "drag", "scroll", "type", "key", "select", "wait", "goto", "back", "forward", "answer",
-               "stop", "ask"]
+Kind = Literal[
+    "click",
+    "hover",
+    "drag",
+    "scroll",
+    "type",
+    "key",
+    "select",
+    "wait",
+    "goto",
+    "back",
+    "forward",
+    "answer",
+    "stop",
+    "ask",
+]
 
 
 @dataclass(frozen=True)
@@ -47,6 +62,7 @@ class Action:
     (a URL); answer text; stop status, text; ask text (a question to the user, whom nobody plays: no effect).
     target: what a grounding model must find first; x and y are None until it has.
     """
+
     kind: Kind
     x: float | None = None
     y: float | None = None
@@ -70,6 +86,7 @@ class Action:
 @dataclass(frozen=True)
 class Turn:
     """What one reply asks for. `error` is None or why no action could be read."""
+
     actions: tuple[Action, ...] = ()
     thought: str = ""
     operation: str = ""
@@ -81,17 +98,44 @@ class Turn:
 
 # Folded call names with their positional parameters; then the aliases that models are known to write.
 PARAMETERS = {
-    "click": ("x", "y", "clicks", "button"), "doubleclick": ("x", "y", "button"), "rightclick": ("x", "y"),
-    "moveto": ("x", "y"), "dragto": ("x", "y", "button"), "swipe": ("fromcoord", "tocoord", "direction", "amount"),
-    "scroll": ("clicks", "x", "y"), "press": ("keys", "presses"), "hotkey": (), "keydown": ("key",), "keyup": ("key",),
-    "write": ("message",), "selectoption": ("x", "y", "value"), "wait": ("seconds",), "openurl": ("url",),
-    "gobackward": (), "goforward": (), "response": ("answer",), "terminate": ("status", "info"), "calluser": ("message",),
+    "click": ("x", "y", "clicks", "button"),
+    "doubleclick": ("x", "y", "button"),
+    "rightclick": ("x", "y"),
+    "moveto": ("x", "y"),
+    "dragto": ("x", "y", "button"),
+    "swipe": ("fromcoord", "tocoord", "direction", "amount"),
+    "scroll": ("clicks", "x", "y"),
+    "press": ("keys", "presses"),
+    "hotkey": (),
+    "keydown": ("key",),
+    "keyup": ("key",),
+    "write": ("message",),
+    "selectoption": ("x", "y", "value"),
+    "wait": ("seconds",),
+    "openurl": ("url",),
+    "gobackward": (),
+    "goforward": (),
+    "response": ("answer",),
+    "terminate": ("status", "info"),
+    "calluser": ("message",),
 }
 
 
-ALIASES = {"answer": "response", "type": "write", "typewrite": "write", "goback": "gobackward", "back": "gobackward",
-           "forward": "goforward", "navigate": "openurl", "goto": "openurl", "key": "press", "finish": "terminate",
-           "leftclick": "click", "hover": "moveto", "select": "selectoption"}
+ALIASES = {
+    "answer": "response",
+    "type": "write",
+    "typewrite": "write",
+    "goback": "gobackward",
+    "back": "gobackward",
+    "forward": "goforward",
+    "navigate": "openurl",
+    "goto": "openurl",
+    "key": "press",
+    "finish": "terminate",
+    "leftclick": "click",
+    "hover": "moveto",
+    "select": "selectoption",
+}
 
 
 def parse(reply: str, grid: Size, viewport: Size) -> Turn:
@@ -114,12 +158,24 @@ def parse(reply: str, grid: Size, viewport: Size) -> Turn:
         warnings.append("no <action> tag")
     place = on_page(grid, viewport, warnings, fractions=True)
     found = _json_calls(block) or calls(block, known, warnings)
-    return turn_of(found, lambda name, given: [call_action(name, given, place, viewport)], block, warnings,
-                   thought or "", operation or "")
+    return turn_of(
+        found,
+        lambda name, given: [call_action(name, given, place, viewport)],
+        block,
+        warnings,
+        thought or "",
+        operation or "",
+    )
 
 
-def turn_of(found: Iterable[tuple[str, Arguments | Bad]], act: Callable[[str, Arguments], list[Action]], block: str,
-            warnings: list[str], thought: str = "", operation: str = "") -> Turn:
+def turn_of(
+    found: Iterable[tuple[str, Arguments | Bad]],
+    act: Callable[[str, Arguments], list[Action]],
+    block: str,
+    warnings: list[str],
+    thought: str = "",
+    operation: str = "",
+) -> Turn:
     """A Turn of the calls that `act` can make actions of; of the first error where it can of none."""
     actions: list[Action] = []
     errors: list[Error] = []
@@ -137,7 +193,9 @@ def turn_of(found: Iterable[tuple[str, Arguments | Bad]], act: Callable[[str, Ar
     said = dict(thought=thought.strip(), operation=" ".join(operation.split())[:300])
     if actions:
         return Turn(tuple(actions), warnings=tuple(warnings), **said)
-    unknown: Error = "unknown_action" if re.search(r"\w\(", block) else "no_action" if block.strip() else "empty"
+    unknown: Error = (
+        "unknown_action" if re.search(r"\w\(", block) else "no_action" if block.strip() else "empty"
+    )
     return Turn(error=errors[0] if errors else unknown, warnings=tuple(warnings), **said)
 
 
@@ -150,9 +208,11 @@ def _tag(reply: str, name: str) -> str | None:
     start = reply.find(f"<{name}>")
     if start < 0:
         return None
-    inside = reply[start + len(name) + 2:]
-    ends = [at for tag in (f"</{name}>", "<operation>", "<action>") if (at := inside.find(tag)) >= 0]
-    return inside[:min(ends)] if ends else inside
+    inside = reply[start + len(name) + 2 :]
+    ends = [
+        at for tag in (f"</{name}>", "<operation>", "<action>") if (at := inside.find(tag)) >= 0
+    ]
+    return inside[: min(ends)] if ends else inside
 
 
 def _json_calls(block: str) -> list[tuple[str, Arguments]]:
@@ -167,17 +227,28 @@ def _json_calls(block: str) -> list[tuple[str, Arguments]]:
     found = []
     for call in value if isinstance(value, list) else [value]:
         if isinstance(call, dict) and known(name := fold(call.get("name", call.get("action", "")))):
-            given = call.get("arguments", {k: v for k, v in call.items() if k not in ("name", "action")})
-            found.append((name, ([], {fold(k): v for k, v in given.items()} if isinstance(given, dict) else {})))
+            given = call.get(
+                "arguments", {k: v for k, v in call.items() if k not in ("name", "action")}
+            )
+            found.append(
+                (
+                    name,
+                    ([], {fold(k): v for k, v in given.items()} if isinstance(given, dict) else {}),
+                )
+            )
     return found
 
 
-def call_action(name: str, arguments: Arguments, place: Callable[[object], tuple[float, float]], viewport: Size) -> Action:
+def call_action(
+    name: str, arguments: Arguments, place: Callable[[object], tuple[float, float]], viewport: Size
+) -> Action:
     """The action of one call. Raises Bad."""
     name = ALIASES.get(name, name)
     positional, given = arguments
     if name == "hotkey":
-        given_keys = given.get("keys", given.get("key", positional[0] if len(positional) == 1 else positional))
+        given_keys = given.get(
+            "keys", given.get("key", positional[0] if len(positional) == 1 else positional)
+        )
         return Action("key", keys=keys(given_keys), how="chord")
     given = dict(zip(PARAMETERS[name], positional)) | given
 
@@ -193,7 +264,12 @@ def call_action(name: str, arguments: Arguments, place: Callable[[object], tuple
             button = "right" if name == "rightclick" else given.get("button", "left")
             if button not in ("left", "right", "middle"):
                 raise Bad("bad_syntax", f"no such button: {str(button)[:20]}")
-            return Action("click", *spot(), button=button, count=2 if name == "doubleclick" else count("clicks", 3))
+            return Action(
+                "click",
+                *spot(),
+                button=button,
+                count=2 if name == "doubleclick" else count("clicks", 3),
+            )
         case "moveto":
             return Action("hover", *spot())
         case "dragto":
@@ -204,11 +280,19 @@ def call_action(name: str, arguments: Arguments, place: Callable[[object], tuple
             return _swipe(given, place, viewport)
         case "scroll":
             at = spot() if given.get("x") is not None else (None, None)
-            return Action("scroll", *at, dy=-100.0 * max(-50, min(50, number(given.get("clicks", -5)))))
+            return Action(
+                "scroll", *at, dy=-100.0 * max(-50, min(50, number(given.get("clicks", -5))))
+            )
         case "press":
-            return Action("key", keys=keys(given.get("keys", given.get("key"))), times=count("presses", 20))
+            return Action(
+                "key", keys=keys(given.get("keys", given.get("key"))), times=count("presses", 20)
+            )
         case "keydown" | "keyup":
-            return Action("key", keys=keys(given.get("key", given.get("keys"))), how="down" if name == "keydown" else "up")
+            return Action(
+                "key",
+                keys=keys(given.get("key", given.get("keys"))),
+                how="down" if name == "keydown" else "up",
+            )
         case "write":
             text = given.get("message", given.get("text", given.get("content")))
             if text is None:
@@ -226,7 +310,9 @@ def call_action(name: str, arguments: Arguments, place: Callable[[object], tuple
         case "calluser":
             return Action("ask", text=plain(given.get("message")))
         case _:
-            status = "success" if str(given.get("status", "success")).lower() == "success" else "failure"
+            status = (
+                "success" if str(given.get("status", "success")).lower() == "success" else "failure"
+            )
             return Action("stop", status=status, text=plain(given.get("info")))
 
 
@@ -240,17 +326,22 @@ def _swipe(given: dict, place: Callable[[object], tuple[float, float]], viewport
     return scroll(str(given.get("direction", "up")), amount, viewport, start, finger=True)
 
 
-def scroll(direction: str, amount: float, viewport: Size, at: tuple = (None, None), finger: bool = False) -> Action:
+def scroll(
+    direction: str, amount: float, viewport: Size, at: tuple = (None, None), finger: bool = False
+) -> Action:
     """A scroll by `amount` viewports toward what lies in `direction`, or as a finger moves; raises Bad."""
     ways = {"down": (0, 1), "up": (0, -1), "right": (1, 0), "left": (-1, 0)}
     if direction.strip().lower() not in ways:
         raise Bad("bad_syntax", f"no such direction: {direction[:20]}")
     right, down = ways[direction.strip().lower()]
     sign = -amount if finger else amount
-    return Action("scroll", *at, dx=sign * right * viewport[0] + 0.0, dy=sign * down * viewport[1] + 0.0)
+    return Action(
+        "scroll", *at, dx=sign * right * viewport[0] + 0.0, dy=sign * down * viewport[1] + 0.0
+    )
 
 
 # ---- writing a reply ----
+
 
 def format_call(action: Action, grid: Size, viewport: Size) -> str:
     """The ScaleCUA call for an action; `parse` reads it back. Coordinates in whole pixels of the resized image.
@@ -258,6 +349,7 @@ def format_call(action: Action, grid: Size, viewport: Size) -> str:
     >>> format_call(Action("click", 640, 360), (1288, 728), (1280, 720))
     'click(x=644, y=364)'
     """
+
     def at(x: float, y: float) -> str:
         return "x={}, y={}".format(*to_grid((x, y), grid, viewport))
 
@@ -265,7 +357,9 @@ def format_call(action: Action, grid: Size, viewport: Size) -> str:
         case "click":
             name = "rightClick" if action.button == "right" and action.count == 1 else "click"
             extra = f", clicks={action.count}" if action.count > 1 else ""
-            button = f", button='{action.button}'" if action.button != "left" and name == "click" else ""
+            button = (
+                f", button='{action.button}'" if action.button != "left" and name == "click" else ""
+            )
             return f"{name}({at(action.x, action.y)}{extra}{button})"
         case "hover" | "drag":
             return f"{'moveTo' if action.kind == 'hover' else 'dragTo'}({at(*(action.to or (action.x, action.y)))})"
@@ -276,7 +370,11 @@ def format_call(action: Action, grid: Size, viewport: Size) -> str:
         case "key" if action.how == "chord":
             return f"hotkey({', '.join(quote(k) for k in action.keys)})"
         case "key":
-            names = quote(action.keys[0]) if len(action.keys) == 1 else "[" + ", ".join(map(quote, action.keys)) + "]"
+            names = (
+                quote(action.keys[0])
+                if len(action.keys) == 1
+                else "[" + ", ".join(map(quote, action.keys)) + "]"
+            )
             if action.how != "sequence":
                 return f"{'keyDown' if action.how == 'down' else 'keyUp'}(key={names})"
             return f"press(keys={names}{f', presses={action.times}' if action.times > 1 else ''})"
@@ -301,23 +399,34 @@ def _format_scroll(action: Action, grid: Size, viewport: Size) -> str:
     start = list(to_grid((action.x, action.y), grid, viewport)) if action.x is not None else None
     if action.dx and action.dy:
         begin = (action.x, action.y) if start else (viewport[0] / 2, viewport[1] / 2)
-        ends = [list(to_grid(p, grid, viewport)) for p in (begin, (begin[0] - action.dx, begin[1] - action.dy))]
+        ends = [
+            list(to_grid(p, grid, viewport))
+            for p in (begin, (begin[0] - action.dx, begin[1] - action.dy))
+        ]
         return f"swipe(from_coord={ends[0]}, to_coord={ends[1]})"
-    way, share = (("up" if action.dy > 0 else "down", abs(action.dy) / viewport[1]) if action.dy
-                  else ("left" if action.dx > 0 else "right", abs(action.dx) / viewport[0]))
+    way, share = (
+        ("up" if action.dy > 0 else "down", abs(action.dy) / viewport[1])
+        if action.dy
+        else ("left" if action.dx > 0 else "right", abs(action.dx) / viewport[0])
+    )
     return f"swipe({f'from_coord={start}, ' if start else ''}direction='{way}', amount={round(share, 2)})"
 
 
 def format_reply(operation: str, calls: list[str], thought: str = "") -> str:
     """A whole reply: operation and calls in their tags, with a thought before them where there is one."""
     think = f"<think>\n{thought}\n</think>\n" if thought else ""
-    return f"{think}<operation>\n{operation}\n</operation>\n<action>\n" + "\n".join(calls) + "\n</action>"
+    return (
+        f"{think}<operation>\n{operation}\n</operation>\n<action>\n"
+        + "\n".join(calls)
+        + "\n</action>"
+    )
 
 
 @dataclass(frozen=True)
 class Dialect:
     """parse(reply, viewport) -> Turn; write(operation, actions, viewport) -> a reply that parse reads back (raises
     ValueError for actions that the dialect lacks). answer_ends: whether an answer alone ends the episode."""
+
     parse: Callable[[str, Size], Turn]
     write: Callable[[str, Sequence[Action], Size], str]
     answer_ends: bool = False
@@ -328,7 +437,9 @@ def read_scalecua(reply: str, viewport: Size) -> Turn:
 
 
 def write_scalecua(operation: str, actions: Sequence[Action], viewport: Size) -> str:
-    return format_reply(operation, [format_call(a, smart_resize(*viewport), viewport) for a in actions])
+    return format_reply(
+        operation, [format_call(a, smart_resize(*viewport), viewport) for a in actions]
+    )
 
 
 OURS = Dialect(read_scalecua, write_scalecua, answer_ends=True)

@@ -1,4 +1,5 @@
 """What train_rl.py and evaluate.py share: the environment to play in, and its judge."""
+
 from __future__ import annotations
 
 import argparse
@@ -35,15 +36,16 @@ from jhima.webarena.task_files import PUBLISHED, needs_judge, parse_task, read_r
 @dataclass
 class Environment:
     """Where episodes play. Deadlines in seconds."""
+
     arena: PocketArena | Replicas
     browsers: Browsers
     judge: Judge | None = None
     episode_deadline: float = 900.0
-    attempts: int = 2                      # how often an episode is played before its failure is final
-    concurrency: int = 32                  # browser contexts at once; about 60 MB each
-    published: bool = False                # score by the published harness's rules (rewards.py)
-    failures: dict[str, int] = field(default_factory=dict)    # by kind, retried ones too
-    repairs: int = 0                       # logins that a site forgot in mid-episode
+    attempts: int = 2  # how often an episode is played before its failure is final
+    concurrency: int = 32  # browser contexts at once; about 60 MB each
+    published: bool = False  # score by the published harness's rules (rewards.py)
+    failures: dict[str, int] = field(default_factory=dict)  # by kind, retried ones too
+    repairs: int = 0  # logins that a site forgot in mid-episode
 
     def __post_init__(self) -> None:
         self._slots = asyncio.Semaphore(self.concurrency)
@@ -54,8 +56,12 @@ class Environment:
 
         The episode's deadline begins with the lease: to wait for a world says nothing about the episode.
         """
-        async with (self._slots, self.arena.lease(task) as lease, asyncio.timeout(self.episode_deadline),
-                    self.browsers.session(lease) as session):
+        async with (
+            self._slots,
+            self.arena.lease(task) as lease,
+            asyncio.timeout(self.episode_deadline),
+            self.browsers.session(lease) as session,
+        ):
             for site in task.sites:
                 if site in lease.accounts and site not in lease.signed_in:
                     await log_in(session, lease, site)
@@ -76,15 +82,24 @@ def judge_for(tasks: str, url: str | None, model: str, run: Path) -> Iterator[Ju
 
 def add_site_arguments(add: Callable) -> None:
     """The options of WebArena's sites, for a script's parser."""
-    add("--sites", type=Path, help="sites.json: WebArena's replicas, accounts and resets; see jhima/webarena/replicas.py "
-                                   "(default: the pocket arena)")
-    add("--published-rules", action=argparse.BooleanOptionalAction, default=False,
+    add(
+        "--sites",
+        type=Path,
+        help="sites.json: WebArena's replicas, accounts and resets; see jhima/webarena/replicas.py "
+        "(default: the pocket arena)",
+    )
+    add(
+        "--published-rules",
+        action=argparse.BooleanOptionalAction,
+        default=False,
         help="must_include and URLs as WebArena-Lite-v2's harness has them, to compare with published numbers "
-             "(jhima/webarena/evaluators.py)")
+        "(jhima/webarena/evaluators.py)",
+    )
 
 
 def add_sampler_arguments(add: Callable) -> None:
     """The options of what samples replies, for a script's parser."""
+
     def sampler(name: str) -> str:
         if name not in ("local", "vllm"):
             raise argparse.ArgumentTypeError(f"expected local or vllm, got {name!r}")
@@ -92,16 +107,33 @@ def add_sampler_arguments(add: Callable) -> None:
             raise argparse.ArgumentTypeError("vLLM is not installed; requirements.txt has it")
         return name
 
-    add("--sampler", type=sampler, default="local", metavar="NAME",
-        help="local: transformers, in this process; vllm: an engine a set of weights, for a GPU (default: %(default)s)")
-    add("--kv-gib", type=float, default=12.0, help="vLLM: GiB for each engine's keys and values (default: %(default)s)")
+    add(
+        "--sampler",
+        type=sampler,
+        default="local",
+        metavar="NAME",
+        help="local: transformers, in this process; vllm: an engine a set of weights, for a GPU (default: %(default)s)",
+    )
+    add(
+        "--kv-gib",
+        type=float,
+        default=12.0,
+        help="vLLM: GiB for each engine's keys and values (default: %(default)s)",
+    )
 
 
-def sampler_for(policy: Policy, checkpoint: str, args: argparse.Namespace, stack: AsyncExitStack, max_batch: int = 32):
+def sampler_for(
+    policy: Policy,
+    checkpoint: str,
+    args: argparse.Namespace,
+    stack: AsyncExitStack,
+    max_batch: int = 32,
+):
     """What samples from a policy: itself, or vLLM's engine of its checkpoint, which ends with `stack`."""
     if args.sampler == "local":
         return LocalSampler(policy, max_batch)
     from jhima.serving.vllm_sampler import with_engine
+
     return with_engine(policy, checkpoint, args.kv_gib, stack)
 
 
@@ -113,7 +145,9 @@ def check_environment(args: argparse.Namespace, tasks: Sequence[Task], world: in
             print(f"warning: {args.sites}: {warning}", file=sys.stderr)
         Replicas(replicas, world=world)
     elif wanted := {site for task in tasks for site in task.sites} - set(SITES):
-        raise ValueError(f"--sites: expected a sites.json, for the pocket arena has no {', '.join(sorted(wanted))}")
+        raise ValueError(
+            f"--sites: expected a sites.json, for the pocket arena has no {', '.join(sorted(wanted))}"
+        )
     elif not args.tasks.startswith("pocket"):
         print(f"warning: no --sites: {args.tasks} is played in the pocket arena", file=sys.stderr)
 
@@ -122,17 +156,35 @@ def check_environment(args: argparse.Namespace, tasks: Sequence[Task], world: in
 async def environment(args: argparse.Namespace) -> AsyncIterator[Environment]:
     """The arena, browsers and judge that the arguments ask for; says at the end what went wrong with them."""
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    arena = Replicas(load_replicas(args.sites), rank=rank, world=world) if args.sites else PocketArena(full=args.full)
+    arena = (
+        Replicas(load_replicas(args.sites), rank=rank, world=world)
+        if args.sites
+        else PocketArena(full=args.full)
+    )
     with judge_for(args.tasks, args.judge_url, args.judge_model, args.out) as judge:
         async with arena, Browsers(args.browsers) as browsers:
-            env = Environment(arena, browsers, judge, concurrency=args.concurrency, published=args.published_rules)
+            env = Environment(
+                arena, browsers, judge, concurrency=args.concurrency, published=args.published_rules
+            )
             yield env
-    counts = env.failures | {"logins repaired": env.repairs} | (dict(arena.counts) if args.sites else {})
+    counts = (
+        env.failures | {"logins repaired": env.repairs} | (dict(arena.counts) if args.sites else {})
+    )
     if any(counts.values()):
-        print("environment: " + ", ".join(f"{name} {count}" for name, count in counts.items() if count), file=sys.stderr)
+        print(
+            "environment: "
+            + ", ".join(f"{name} {count}" for name, count in counts.items() if count),
+            file=sys.stderr,
+        )
 
 
-POCKET = {"pocket": "train", "pocket-demos": "demos", "pocket-rl": "rl", "pocket-eval": "eval", "pocket-new": "new"}
+POCKET = {
+    "pocket": "train",
+    "pocket-demos": "demos",
+    "pocket-rl": "rl",
+    "pocket-eval": "eval",
+    "pocket-new": "new",
+}
 
 
 NAMES = (*POCKET, *PUBLISHED)
@@ -164,8 +216,11 @@ def load_tasks(name_or_path: str | Path) -> list[Task]:
 
 # ---- python -m jhima.environment ----
 
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Counts the tasks of a file by site and evaluators.")
+    parser = argparse.ArgumentParser(
+        description="Counts the tasks of a file by site and evaluators."
+    )
     parser.add_argument("tasks", help=f"a task file, or one of {', '.join(NAMES)}")
     name = parser.parse_args().tasks
     try:
@@ -179,8 +234,10 @@ def main() -> None:
         except ValueError as error:
             problems.append(str(error))
     print(table(tasks))
-    print(f"{label}: {len(rows)} tasks, {len(tasks)} can be scored ({sum(map(needs_judge, tasks))} need the LLM judge, "
-          f"{sum(task.changes for task in tasks)} change a site's state)")
+    print(
+        f"{label}: {len(rows)} tasks, {len(tasks)} can be scored ({sum(map(needs_judge, tasks))} need the LLM judge, "
+        f"{sum(task.changes for task in tasks)} change a site's state)"
+    )
     if problems:
         sys.exit("\n".join(problems))
 
@@ -197,8 +254,13 @@ def table(tasks: list[Task]) -> str:
     totals = [sum(count[site, kind] for site in sites) for kind in kinds]
     lines.append(["all", *map(str, totals), str(sum(totals)), str(changing.total())])
     widths = [max(map(len, column)) for column in zip(*lines)]
-    return "\n".join("  ".join(f"{cell:>{width}}" if i else f"{cell:<{width}}"
-                               for i, (cell, width) in enumerate(zip(line, widths))) for line in lines)
+    return "\n".join(
+        "  ".join(
+            f"{cell:>{width}}" if i else f"{cell:<{width}}"
+            for i, (cell, width) in enumerate(zip(line, widths))
+        )
+        for line in lines
+    )
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@
 A file appears whole or not at all, and an episode's JSON after its screenshots: a rollout that was killed is
 finished by running it again, and no finished episode is played twice.
 """
+
 from __future__ import annotations
 
 import json
@@ -23,6 +24,7 @@ from jhima.run_directory import write_whole
 @dataclass(frozen=True)
 class Plan:
     """d_i: the decomposer's reply and the subtasks read from it."""
+
     text: str
     subtasks: list[str]
     prompt_ids: list[int] = field(default_factory=list)
@@ -34,6 +36,7 @@ class Plan:
 class Step:
     """One observation and the actor's turn on it. `note` is what the browser said of an action without effect;
     `plan` the decomposer's new plan from this observation, where it made one (--replan)."""
+
     screenshot: bytes
     width: int
     height: int
@@ -55,6 +58,7 @@ class Episode:
     for replies. `milestones`: which subtasks a judge saw completed (--milestone), None where none was asked or able.
     `urls`: where its sites were, for a task's URLs have placeholders.
     """
+
     task_id: str
     plan: int
     episode: int
@@ -75,10 +79,11 @@ class Episode:
 @dataclass
 class Group:
     """One task's K plans and their M episodes. `failures`: kinds of what failed before o_0 was seen."""
+
     task: Task
     first: bytes
     plans: list[Plan]
-    episodes: list[list[Episode]]            # [K][M]
+    episodes: list[list[Episode]]  # [K][M]
     failures: list[str] = field(default_factory=list)
 
     def rewards(self) -> Tensor:
@@ -87,23 +92,45 @@ class Group:
 
     def progress(self) -> Tensor:
         """[K, M]: share of the plan's subtasks that the judge saw completed, NaN where it did not say."""
-        return _table(self.episodes, lambda e: sum(e.milestones) / len(e.milestones) if e.milestones else None)
+        return _table(
+            self.episodes, lambda e: sum(e.milestones) / len(e.milestones) if e.milestones else None
+        )
 
 
 def _table(episodes: list[list[Episode]], value: Callable[[Episode], float | None]) -> Tensor:
-    return torch.tensor([[float("nan") if (v := value(e)) is None else float(v) for e in row] for row in episodes])
+    return torch.tensor(
+        [[float("nan") if (v := value(e)) is None else float(v) for e in row] for row in episodes]
+    )
 
 
 def _dump(value: object) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()          # ASCII: a lone surrogate in a page is no error
+    return json.dumps(
+        value, separators=(",", ":")
+    ).encode()  # ASCII: a lone surrogate in a page is no error
 
 
-def save_plans(folder: Path, task: Task, first: bytes, plans: list[Plan], failures: Sequence[str] = ()) -> None:
+def save_plans(
+    folder: Path, task: Task, first: bytes, plans: list[Plan], failures: Sequence[str] = ()
+) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / "first.png", first)
-    described = {"id": task.id, "sites": task.sites, "intent": task.intent, "template": task.template}
-    write_whole(folder / "group.json", _dump({"task": described, "first": "first.png",
-                                              "plans": [asdict(p) for p in plans], "failures": failures}))
+    described = {
+        "id": task.id,
+        "sites": task.sites,
+        "intent": task.intent,
+        "template": task.template,
+    }
+    write_whole(
+        folder / "group.json",
+        _dump(
+            {
+                "task": described,
+                "first": "first.png",
+                "plans": [asdict(p) for p in plans],
+                "failures": failures,
+            }
+        ),
+    )
 
 
 def load_plans(folder: Path) -> tuple[bytes, list[Plan], list[str]] | None:
@@ -111,7 +138,11 @@ def load_plans(folder: Path) -> tuple[bytes, list[Plan], list[str]] | None:
     if not (folder / "group.json").exists():
         return None
     group = json.loads((folder / "group.json").read_text("utf-8"))
-    return (folder / "first.png").read_bytes(), [Plan(**plan) for plan in group["plans"]], group["failures"]
+    return (
+        (folder / "first.png").read_bytes(),
+        [Plan(**plan) for plan in group["plans"]],
+        group["failures"],
+    )
 
 
 def save_episode(folder: Path, e: Episode) -> None:
@@ -121,13 +152,41 @@ def save_episode(folder: Path, e: Episode) -> None:
     for number, step in enumerate(e.steps):
         name = f"step_{number:02d}.png"
         write_whole(place / name, step.screenshot)
-        row = {k: getattr(step, k) for k in ("width", "height", "url", "note", "reply", "prompt_ids", "ids", "logps")}
-        rows.append(row | {"screenshot": name, "thought": step.turn.thought, "operation": step.turn.operation,
-                           "error": step.turn.error, "warnings": step.turn.warnings,
-                           "actions": [_action_fields(a) for a in step.turn.actions],
-                           "plan": asdict(step.plan) if step.plan else None})
-    fields = {k: getattr(e, k) for k in ("task_id", "plan", "episode", "reward", "failure", "answer", "final_url",
-                                         "urls", "checks", "seconds", "retries", "failures", "thinking", "milestones")}
+        row = {
+            k: getattr(step, k)
+            for k in ("width", "height", "url", "note", "reply", "prompt_ids", "ids", "logps")
+        }
+        rows.append(
+            row
+            | {
+                "screenshot": name,
+                "thought": step.turn.thought,
+                "operation": step.turn.operation,
+                "error": step.turn.error,
+                "warnings": step.turn.warnings,
+                "actions": [_action_fields(a) for a in step.turn.actions],
+                "plan": asdict(step.plan) if step.plan else None,
+            }
+        )
+    fields = {
+        k: getattr(e, k)
+        for k in (
+            "task_id",
+            "plan",
+            "episode",
+            "reward",
+            "failure",
+            "answer",
+            "final_url",
+            "urls",
+            "checks",
+            "seconds",
+            "retries",
+            "failures",
+            "thinking",
+            "milestones",
+        )
+    }
     write_whole(place / "episode.json", _dump(fields | {"steps": rows}))
 
 
@@ -140,21 +199,41 @@ def load_episode(folder: Path, plan: int, episode: int) -> Episode | None:
         fields = json.loads(path.read_text("utf-8"))
         steps = []
         for row in fields.pop("steps"):
-            actions = tuple(Action(**{k: tuple(v) if isinstance(v, list) else v for k, v in a.items()})
-                            for a in row.pop("actions"))
-            turn = Turn(actions, row.pop("thought"), row.pop("operation"), row.pop("error"), tuple(row.pop("warnings")))
+            actions = tuple(
+                Action(**{k: tuple(v) if isinstance(v, list) else v for k, v in a.items()})
+                for a in row.pop("actions")
+            )
+            turn = Turn(
+                actions,
+                row.pop("thought"),
+                row.pop("operation"),
+                row.pop("error"),
+                tuple(row.pop("warnings")),
+            )
             plan = row.pop("plan")
-            steps.append(Step(**row | {"screenshot": (path.parent / row["screenshot"]).read_bytes(), "turn": turn,
-                                       "plan": Plan(**plan) if plan else None}))
+            steps.append(
+                Step(
+                    **row
+                    | {
+                        "screenshot": (path.parent / row["screenshot"]).read_bytes(),
+                        "turn": turn,
+                        "plan": Plan(**plan) if plan else None,
+                    }
+                )
+            )
         return Episode(**fields, steps=steps)
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path}: not an episode of this version ({error!r}); delete it to have it played again") from None
+        raise ValueError(
+            f"{path}: not an episode of this version ({error!r}); delete it to have it played again"
+        ) from None
 
 
 def _action_fields(action: Action) -> dict:
     """The fields of an action that differ from their defaults."""
     default = Action(action.kind)
-    return {"kind": action.kind} | {k: v for k, v in asdict(action).items() if v != getattr(default, k)}
+    return {"kind": action.kind} | {
+        k: v for k, v in asdict(action).items() if v != getattr(default, k)
+    }
 
 
 def load_group(folder: Path, task: Task, K: int, M: int) -> Group | None:
@@ -164,7 +243,11 @@ def load_group(folder: Path, task: Task, K: int, M: int) -> Group | None:
         return None
     first, plans, failures = saved
     episodes = [[load_episode(folder, i, j) for j in range(M)] for i in range(K)]
-    return Group(task, first, plans, episodes, failures) if all(e for row in episodes for e in row) else None
+    return (
+        Group(task, first, plans, episodes, failures)
+        if all(e for row in episodes for e in row)
+        else None
+    )
 
 
 @dataclass(frozen=True)
@@ -176,6 +259,7 @@ class Task:
     eval: WebArena's own object, checked; jhima/webarena/evaluators.py reads it.
     template: the name of the intent's template where the file has one.
     """
+
     id: str
     sites: tuple[str, ...]
     start_url: str
@@ -191,4 +275,7 @@ class Task:
         webarena-verified for the 647: 307 of the 312 that change something (the other 5 ask for what cannot be done:
         790, 794-797), and 13 that only look. What a rollout really sends is watched too (login.Guard).
         """
-        return "program_html" in self.eval["eval_types"] and not set(self.sites) <= {"map", "wikipedia"}
+        return "program_html" in self.eval["eval_types"] and not set(self.sites) <= {
+            "map",
+            "wikipedia",
+        }

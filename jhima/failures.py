@@ -1,4 +1,5 @@
 """The one exception that means "this episode says nothing about the agent"."""
+
 from __future__ import annotations
 
 import asyncio
@@ -30,10 +31,12 @@ class EnvironmentFailure(Exception):
 T = TypeVar("T")
 
 
-MAX_REPLY = 4_000_000                        # bytes of one REST reply; an order or a product's reviews are a few kB
+MAX_REPLY = 4_000_000  # bytes of one REST reply; an order or a product's reviews are a few kB
 
 
-_OPENER = build_opener(ProxyHandler({}))     # the sites are reached as the browser reaches them, past any proxy
+_OPENER = build_opener(
+    ProxyHandler({})
+)  # the sites are reached as the browser reaches them, past any proxy
 
 
 async def within(seconds: float, work: Awaitable[T], doing: str) -> T:
@@ -43,7 +46,9 @@ async def within(seconds: float, work: Awaitable[T], doing: str) -> T:
     except (TimeoutError, PlaywrightTimeout):
         raise EnvironmentFailure("deadline", f"{doing}: not done in {seconds:g} s") from None
     except PlaywrightError as error:
-        kind = "site" if "net::" in error.message else "browser"     # Chromium's own prefix for network errors
+        kind = (
+            "site" if "net::" in error.message else "browser"
+        )  # Chromium's own prefix for network errors
         raise EnvironmentFailure(kind, f"{doing}: {error.message.splitlines()[0][:200]}") from None
 
 
@@ -57,7 +62,7 @@ async def fetch(request: Request, seconds: float) -> tuple[int, bytes]:
         return await asyncio.wait_for(asyncio.to_thread(_read, request, seconds), seconds + 1)
     except TimeoutError:
         raise EnvironmentFailure("deadline", f"{url}: no reply in {seconds:g} s") from None
-    except (OSError, HTTPException, ValueError) as error:                # URLError is an OSError
+    except (OSError, HTTPException, ValueError) as error:  # URLError is an OSError
         raise EnvironmentFailure("site", f"{url}: {error}") from None
 
 
@@ -67,7 +72,7 @@ def _read(request: Request, seconds: float) -> tuple[int, bytes]:
     try:
         reply = _OPENER.open(request, timeout=seconds)
     except HTTPError as error:
-        reply = error                                                   # a reply too: its status says what it means
+        reply = error  # a reply too: its status says what it means
     with reply:
         while chunk := reply.read1(65536):
             body += chunk

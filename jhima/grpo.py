@@ -10,12 +10,13 @@ How it differs from textbook GRPO, as in the paper's section 4.3 (Dr. GRPO, Liu 
    GPUs, sorted or skipped cannot change it,
 3. the baseline of an actor's episode is the mean under the same plan; of a plan, the mean over the task's plans.
 """
+
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-DELTA = 1e-4   # keeps the division by a group's standard deviation finite
+DELTA = 1e-4  # keeps the division by a group's standard deviation finite
 
 
 def _centred(x: Tensor, normalize_std: bool) -> Tensor:
@@ -65,7 +66,9 @@ def token_ratio(logp: Tensor, logp_old: Tensor) -> Tensor:
     return (logp - logp_old).exp()
 
 
-def clipped_surrogate(ratio: Tensor, advantage: Tensor, eps: float, eps_high: float | None = None) -> Tensor:
+def clipped_surrogate(
+    ratio: Tensor, advantage: Tensor, eps: float, eps_high: float | None = None
+) -> Tensor:
     """The min-term of eqs. 7 and 10: min(r A, clip(r, 1 - eps, 1 + eps_high) A). All [n].
 
     eps_high: None is the paper's eps; a larger one is clip-higher (Yu et al. 2025, DAPO): a token that did well may
@@ -100,9 +103,18 @@ def sampler_correction(logp_old: Tensor, logp_sampler: Tensor, cap: float) -> Te
     return (logp_old - logp_sampler).exp().clamp(max=cap).detach()
 
 
-def policy_loss(logp: Tensor, logp_old: Tensor, advantage: Tensor, constant: float, eps: float = 0.2,
-                beta: float = 0.0, logp_ref: Tensor | None = None, eps_high: float | None = None,
-                correction: Tensor | float = 1.0, weight: Tensor | float = 1.0) -> Tensor:
+def policy_loss(
+    logp: Tensor,
+    logp_old: Tensor,
+    advantage: Tensor,
+    constant: float,
+    eps: float = 0.2,
+    beta: float = 0.0,
+    logp_ref: Tensor | None = None,
+    eps_high: float | None = None,
+    correction: Tensor | float = 1.0,
+    weight: Tensor | float = 1.0,
+) -> Tensor:
     """Eqs. 7 and 10, negated: minus the sum over tokens of weight * (correction * surrogate - beta * KL), over one
     constant. The paper's `correction` (sampler_correction) and `weight` (1 / length, see loss_constants) are 1.
 
@@ -113,14 +125,23 @@ def policy_loss(logp: Tensor, logp_old: Tensor, advantage: Tensor, constant: flo
     >>> policy_loss(zero, zero, torch.tensor([1.0, -0.5]), constant=4.0)
     tensor(-0.1250)
     """
-    objective = correction * clipped_surrogate(token_ratio(logp, logp_old), advantage, eps, eps_high)
+    objective = correction * clipped_surrogate(
+        token_ratio(logp, logp_old), advantage, eps, eps_high
+    )
     if beta:
         objective = objective - beta * k3(logp, logp_ref)
     return -(weight * objective).sum() / constant
 
 
-def loss_constants(tasks: int, K: int, M: int, T: int, action_tokens: int, plan_tokens: int,
-                   normalize_length: bool = False) -> tuple[float, float]:
+def loss_constants(
+    tasks: int,
+    K: int,
+    M: int,
+    T: int,
+    action_tokens: int,
+    plan_tokens: int,
+    normalize_length: bool = False,
+) -> tuple[float, float]:
     """The denominators of the actor's and the decomposer's loss: sequences in the batch times their token budget.
 
     An actor's episode may take T actions of `action_tokens` tokens, so its budget is T * action_tokens. Fixed before

@@ -4,6 +4,7 @@ One place turns a Prompt into token ids, and one computes log-probs; SFT, RL and
 A prompt has two forms: *collapsed*, with one <|image_pad|>, which is stored and is what vLLM expects, and
 *expanded*, with one <|image_pad|> a vision token, which the model reads.
 """
+
 from __future__ import annotations
 
 import json
@@ -28,21 +29,28 @@ from jhima.prompts import Prompt, Prompts, load_prompts, save_prompts
 
 # The language model's seven linear layers and nothing else: a bare suffix list would also hit the vision tower,
 # whose adapters vLLM ignores without a word, so that sampling and training would part.
-LORA_TARGETS = r".*language_model\.layers\.\d+\.(self_attn\.(q|k|v|o)_proj|mlp\.(gate|up|down)_proj)"
+LORA_TARGETS = (
+    r".*language_model\.layers\.\d+\.(self_attn\.(q|k|v|o)_proj|mlp\.(gate|up|down)_proj)"
+)
 
 
-_checkpoint = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)       # nothing here is random
+_checkpoint = partial(
+    checkpoint, use_reentrant=False, preserve_rng_state=False
+)  # nothing here is random
 
 
 @dataclass(frozen=True)
 class Sample:
     """One reply to learn from: what the model saw, the ids it said, and how much each token weighs."""
-    prompt_ids: list[int]            # collapsed
-    image: bytes                     # PNG
+
+    prompt_ids: list[int]  # collapsed
+    image: bytes  # PNG
     response_ids: list[int]
-    advantage: float = 0.0           # RL: shared by all tokens of the response
-    logps: list[float] | None = None     # RL: what the sampler said their log-probs were
-    weight: float = 1.0              # RL: of each token in the loss; 1 unless a normalisation or --replan says otherwise
+    advantage: float = 0.0  # RL: shared by all tokens of the response
+    logps: list[float] | None = None  # RL: what the sampler said their log-probs were
+    weight: float = (
+        1.0  # RL: of each token in the loss; 1 unless a normalisation or --replan says otherwise
+    )
 
 
 class Policy(nn.Module):
@@ -53,24 +61,39 @@ class Policy(nn.Module):
     the GPU's free memory holds those of this micro-batch ("auto").
     """
 
-    def __init__(self, model: nn.Module, tokenizer, prompts: Prompts, tune_vision: bool = False,
-                 cache_bytes: int = 16 << 30, checkpointing: str = "off") -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer,
+        prompts: Prompts,
+        tune_vision: bool = False,
+        cache_bytes: int = 16 << 30,
+        checkpointing: str = "off",
+    ) -> None:
         super().__init__()
-        self.model, self.tokenizer, self.prompts, self.tune_vision = model, tokenizer, prompts, tune_vision
+        self.model, self.tokenizer, self.prompts, self.tune_vision = (
+            model,
+            tokenizer,
+            prompts,
+            tune_vision,
+        )
         self.checkpointing = checkpointing
         self._vision_block = block
         self._token_bytes: float | None = None
-        for module in model.modules():           # see `hidden`
+        for module in model.modules():  # see `hidden`
             if isinstance(module, LoraLayer):
                 module.cast_input_dtype_enabled = False
         config = self.base.config
         self.image_pad = config.image_token_id
-        self.im_start, self.im_end, self.vision_start, self.vision_end = tokenizer.convert_tokens_to_ids(
-            ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>"])
+        self.im_start, self.im_end, self.vision_start, self.vision_end = (
+            tokenizer.convert_tokens_to_ids(
+                ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>"]
+            )
+        )
         # Ids that no reply may contain: rows beyond the tokenizer, and special tokens but the end of the turn. A
         # sampled <|image_pad|> would make the next forward pass fail. Sampling and training mask the same ids.
         forbidden = torch.zeros(config.text_config.vocab_size, dtype=torch.bool)
-        forbidden[len(tokenizer):] = True
+        forbidden[len(tokenizer) :] = True
         forbidden[[i for i in tokenizer.all_special_ids if i < len(forbidden)]] = True
         forbidden[self.im_end] = False
         self.register_buffer("forbidden", forbidden, persistent=False)
@@ -89,23 +112,42 @@ class Policy(nn.Module):
 
     def text_ids(self, text: str) -> list[int]:
         """Ids of plain text; what looks like a special token in it stays text."""
-        text = text.encode("utf-8", "replace").decode()          # half a character, which a reply may hold, has no UTF-8
-        return self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        text = text.encode(
+            "utf-8", "replace"
+        ).decode()  # half a character, which a reply may hold, has no UTF-8
+        return self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)[
+            "input_ids"
+        ]
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         """The collapsed ids of a prompt in Qwen2.5-VL's chat format, ready for the assistant's reply."""
         newline = self.text_ids("\n")
-        system = [self.im_start, *self.text_ids("system\n" + prompt.system), self.im_end, *newline] if prompt.system else []
-        return [*system, self.im_start, *self.text_ids("user\n" + prompt.user),
-                self.vision_start, self.image_pad, self.vision_end, self.im_end, *newline,
-                self.im_start, *self.text_ids("assistant\n")]
+        system = (
+            [self.im_start, *self.text_ids("system\n" + prompt.system), self.im_end, *newline]
+            if prompt.system
+            else []
+        )
+        return [
+            *system,
+            self.im_start,
+            *self.text_ids("user\n" + prompt.user),
+            self.vision_start,
+            self.image_pad,
+            self.vision_end,
+            self.im_end,
+            *newline,
+            self.im_start,
+            *self.text_ids("assistant\n"),
+        ]
 
     def response_ids(self, text: str) -> list[int]:
         """The ids of a reply to learn from, with the end of the turn."""
         return [*self.text_ids(text), self.im_end]
 
     def text(self, response_ids: list[int]) -> str:
-        return self.tokenizer.decode([i for i in response_ids if i != self.im_end], skip_special_tokens=False)
+        return self.tokenizer.decode(
+            [i for i in response_ids if i != self.im_end], skip_special_tokens=False
+        )
 
     # ---- images ----
 
@@ -121,14 +163,20 @@ class Policy(nn.Module):
         """
         keys = [image_key(image) for image in images]
         found = {} if self.tune_vision else {k: self._cache[k] for k in keys if k in self._cache}
-        missing = {k: decode(image) for k, image in zip(keys, images) if k not in found}     # [H, W, 3] each
+        missing = {
+            k: decode(image) for k, image in zip(keys, images) if k not in found
+        }  # [H, W, 3] each
         for shape in {pixels.shape for pixels in missing.values()}:
             same = [k for k in missing if missing[k].shape == shape]
             grid = (shape[0] // PATCH, shape[1] // PATCH)
-            pixels = torch.stack([missing[k] for k in same]).to(self.device, non_blocking=True)     # [B, H, W, 3]
+            pixels = torch.stack([missing[k] for k in same]).to(
+                self.device, non_blocking=True
+            )  # [B, H, W, 3]
             with nullcontext() if self.tune_vision else torch.no_grad():
                 # [B, n / 4, hidden]
-                features = vision_features(self.base.model.visual, patchify(pixels), grid, self._vision_block)
+                features = vision_features(
+                    self.base.model.visual, patchify(pixels), grid, self._vision_block
+                )
             if not self.tune_vision:
                 features = features.cpu()
             found |= {k: (f, grid) for k, f in zip(same, features)}
@@ -139,15 +187,23 @@ class Policy(nn.Module):
     def _remember(self, found: dict[bytes, tuple[Tensor, tuple[int, int]]]) -> None:
         for key, (features, grid) in found.items():
             if key not in self._cache:
-                self._cache[key] = (features.clone(), grid)      # a view would keep the whole batch alive
+                self._cache[key] = (
+                    features.clone(),
+                    grid,
+                )  # a view would keep the whole batch alive
                 self._cache_left -= features.nbytes
         while self._cache_left < 0 and self._cache:
             self._cache_left += self._cache.popitem(last=False)[1][0].nbytes
 
     # ---- the model's inputs ----
 
-    def embed(self, prompts: list[list[int]], images: list[bytes], responses: list[list[int]], pad: str = "right",
-              ) -> tuple[Tensor, Tensor, Tensor]:
+    def embed(
+        self,
+        prompts: list[list[int]],
+        images: list[bytes],
+        responses: list[list[int]],
+        pad: str = "right",
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Input embeddings [B, L, H], M-RoPE positions [3, B, L] and attention mask [B, L] of prompt + response.
 
         The mask stays in host memory. What goes to the GPU goes without waiting for it: a plain copy would let it finish
@@ -158,17 +214,25 @@ class Policy(nn.Module):
             tokens = grid[0] * grid[1] // MERGE**2
             rows.append(torch.tensor(expand(prompt, self.image_pad, tokens) + response))
             positions.append(mrope_positions(rows[-1], self.image_pad, grid))
-        ids = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_side=pad).to(self.device, non_blocking=True)
-        mask = nn.utils.rnn.pad_sequence([torch.ones_like(r) for r in rows], batch_first=True, padding_side=pad)
-        position = nn.utils.rnn.pad_sequence([p.T for p in positions], batch_first=True, padding_side=pad)    # [B, L, 3]
-        embeds = self.base.model.language_model.embed_tokens(ids)                                             # [B, L, H]
-        image = (ids == self.image_pad)[..., None]                                                            # [B, L, 1]
+        ids = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_side=pad).to(
+            self.device, non_blocking=True
+        )
+        mask = nn.utils.rnn.pad_sequence(
+            [torch.ones_like(r) for r in rows], batch_first=True, padding_side=pad
+        )
+        position = nn.utils.rnn.pad_sequence(
+            [p.T for p in positions], batch_first=True, padding_side=pad
+        )  # [B, L, 3]
+        embeds = self.base.model.language_model.embed_tokens(ids)  # [B, L, H]
+        image = (ids == self.image_pad)[..., None]  # [B, L, 1]
         embeds = embeds.masked_scatter(image, torch.cat([f for f, _ in features]).to(embeds.dtype))
         return embeds, position.permute(2, 0, 1).to(self.device, non_blocking=True), mask
 
     # ---- the language model ----
 
-    def hidden(self, embeds: Tensor, positions: Tensor, mask: Tensor | None = None, **cache) -> Tensor:
+    def hidden(
+        self, embeds: Tensor, positions: Tensor, mask: Tensor | None = None, **cache
+    ) -> Tensor:
         """The language model's last hidden states [B, L, H]. Without a mask, attention is causal and nothing else.
 
         Over a bf16 model the adapters stay in fp32, so that small updates are not lost, but their products are bf16
@@ -176,8 +240,12 @@ class Policy(nn.Module):
         half as long again and twice the memory, and vLLM, which serves rounded adapters, would part from it.
         """
         model = self.base.model.language_model
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=embeds.dtype == torch.bfloat16):
-            return model(inputs_embeds=embeds, position_ids=positions, attention_mask=mask, **cache).last_hidden_state
+        with torch.autocast(
+            self.device.type, torch.bfloat16, enabled=embeds.dtype == torch.bfloat16
+        ):
+            return model(
+                inputs_embeds=embeds, position_ids=positions, attention_mask=mask, **cache
+            ).last_hidden_state
 
     def compile(self) -> None:
         """Compiles the decoder layers, one graph for all layers and all lengths, and the tower's, one a picture size.
@@ -195,13 +263,17 @@ class Policy(nn.Module):
         """Sets whether the backward pass of this micro-batch [B, L, H] will recompute the layers."""
         recompute = self.checkpointing == "on"
         if self.checkpointing == "auto" and embeds.device.type == "cuda":
-            if self._token_bytes is None:        # measured on a few tokens: it depends on kernels, compiler and rank
+            if (
+                self._token_bytes is None
+            ):  # measured on a few tokens: it depends on kernels, compiler and rank
                 length = min(256, embeds.shape[1])
                 before = torch.cuda.memory_allocated()
                 kept = self.hidden(embeds[:1, :length], positions[:, :1, :length], use_cache=False)
                 self._token_bytes = (torch.cuda.memory_allocated() - before) / length
                 del kept
-            needed = 1.2 * self._token_bytes * embeds.shape[0] * embeds.shape[1]                 # 1.2: the backward pass's own
+            needed = (
+                1.2 * self._token_bytes * embeds.shape[0] * embeds.shape[1]
+            )  # 1.2: the backward pass's own
             recompute = needed > free_memory()
         for layer in self.base.model.language_model.layers:
             layer.gradient_checkpointing = recompute
@@ -219,19 +291,26 @@ class Policy(nn.Module):
         `temperature` divides the logits, as it did when the tokens were sampled. With `entropy`, returns also the
         distribution's entropy at each token [n], without gradient.
         """
-        embeds, positions, mask = self.embed([s.prompt_ids for s in samples], [s.image for s in samples],
-                                             [s.response_ids for s in samples])
+        embeds, positions, mask = self.embed(
+            [s.prompt_ids for s in samples],
+            [s.image for s in samples],
+            [s.response_ids for s in samples],
+        )
         if torch.is_grad_enabled():
             self._choose_checkpointing(embeds, positions)
         # Padding lies to the right, where causal attention never looks from a real token: no mask, a faster kernel.
-        hidden = self.hidden(embeds, positions, use_cache=False)                              # [B, L, H]
+        hidden = self.hidden(embeds, positions, use_cache=False)  # [B, L, H]
         # The state before a token predicts it: response token u of sample b sits at lengths[b] - |y| + u.
         lengths = mask.sum(1).tolist()
         row, column, target = torch.tensor(
-            [(b, lengths[b] - len(s.response_ids) + u - 1, y) for b, s in enumerate(samples) for u, y in enumerate(s.response_ids)]
-        ).T.to(self.device, non_blocking=True)                                                # [n] each
-        logp = (self.logits(hidden[row, column]) / temperature).log_softmax(-1)               # [n, V]
-        chosen = logp.gather(-1, target[:, None])[:, 0]                                       # [n]
+            [
+                (b, lengths[b] - len(s.response_ids) + u - 1, y)
+                for b, s in enumerate(samples)
+                for u, y in enumerate(s.response_ids)
+            ]
+        ).T.to(self.device, non_blocking=True)  # [n] each
+        logp = (self.logits(hidden[row, column]) / temperature).log_softmax(-1)  # [n, V]
+        chosen = logp.gather(-1, target[:, None])[:, 0]  # [n]
         if not entropy:
             return chosen
         with torch.no_grad():
@@ -244,23 +323,34 @@ def _compiled_for_one(forward):
 
     def either(hidden: Tensor, *args, **kwargs):
         return (compiled if len(hidden) == 1 else forward)(hidden, *args, **kwargs)
+
     return either
 
 
 def free_memory() -> int:
     """Bytes of this process's GPU that it can still have: unused ones, and what torch keeps for itself."""
-    return torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    return (
+        torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    )
 
 
 # ---- loading and saving ----
+
 
 def default_dtype(device: torch.device) -> torch.dtype:
     """bf16 on a GPU; fp32 on a CPU, where bf16 is 20 to 40 times slower without AVX-512."""
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
-def load_policy(checkpoint: str | Path, device: str | torch.device, dtype: torch.dtype, lora: tuple[int, int] | None = None,
-                adapter: str | Path | None = None, prompts: str | Path | None = None, **options) -> Policy:
+def load_policy(
+    checkpoint: str | Path,
+    device: str | torch.device,
+    dtype: torch.dtype,
+    lora: tuple[int, int] | None = None,
+    adapter: str | Path | None = None,
+    prompts: str | Path | None = None,
+    **options,
+) -> Policy:
     """A policy from a checkpoint folder (or hub name).
 
     lora=(rank, alpha): a fresh adapter on the language model. adapter=DIR: a saved one, trainable where lora is given
@@ -268,13 +358,25 @@ def load_policy(checkpoint: str | Path, device: str | torch.device, dtype: torch
     """
     check_checkpoint(checkpoint)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(checkpoint, dtype=dtype, attn_implementation="sdpa")
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(
+        checkpoint, dtype=dtype, attn_implementation="sdpa"
+    )
     if adapter is not None:
-        model = PeftModel.from_pretrained(model.requires_grad_(False), adapter, is_trainable=lora is not None)
+        model = PeftModel.from_pretrained(
+            model.requires_grad_(False), adapter, is_trainable=lora is not None
+        )
     elif lora is not None:
         rank, alpha = lora
-        model = get_peft_model(model, LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=LORA_TARGETS,
-                                                 task_type="CAUSAL_LM"))
+        model = get_peft_model(
+            model,
+            LoraConfig(
+                r=rank,
+                lora_alpha=alpha,
+                lora_dropout=0.0,
+                target_modules=LORA_TARGETS,
+                task_type="CAUSAL_LM",
+            ),
+        )
     return Policy(model, tokenizer, load_prompts(checkpoint, prompts), **options).to(device)
 
 
@@ -294,7 +396,9 @@ def check_checkpoint(checkpoint: str | Path, made_by: str = "") -> None:
     except ValueError as error:
         raise ValueError(f"{checkpoint}/config.json: expected JSON, got {error}{hint}") from None
     if kind != "qwen2_5_vl":
-        raise ValueError(f"{checkpoint}: expected a Qwen2.5-VL (model_type qwen2_5_vl), got {kind!r}{hint}")
+        raise ValueError(
+            f"{checkpoint}: expected a Qwen2.5-VL (model_type qwen2_5_vl), got {kind!r}{hint}"
+        )
 
 
 def save_policy(policy: Policy, folder: str | Path, state: dict[str, Tensor] | None = None) -> None:

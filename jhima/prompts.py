@@ -4,6 +4,7 @@ A checkpoint folder carries the prompts that it was fine-tuned with as prompts.j
 a folder without one gets the defaults below, and `--prompt FILE` overrides both. Slots are {task}, {subtasks} and
 {history}; what fills them is never read for slots or special tokens again.
 """
+
 from __future__ import annotations
 
 import json
@@ -11,15 +12,16 @@ import re
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-MAX_SUBTASKS = 10        # read from a plan; the teacher writes five at most
+MAX_SUBTASKS = 10  # read from a plan; the teacher writes five at most
 
 
-HISTORY_WINDOW = 15      # past operations shown, as ScaleCUA trains
+HISTORY_WINDOW = 15  # past operations shown, as ScaleCUA trains
 
 
 @dataclass(frozen=True)
 class Subtask:
     """g_l, one subtask: a short title, and the goal that tells when it is done (may be empty)."""
+
     title: str
     goal: str = ""
 
@@ -30,6 +32,7 @@ class Prompt:
 
     The order fixed, growing, volatile lets a prefix cache serve every step of an episode.
     """
+
     system: str
     user: str
     image: bytes
@@ -42,9 +45,12 @@ class Prompts:
         "list the subtasks that lead to success.\n"
         "- A subtask is one step a person would name: it ends in a new page or a visible change of the page.\n"
         "- Join small actions that belong together; leave out scrolling and hovering.\n"
-        "- Give at most five subtasks in order, each on a line of its own, numbered, as `title: goal`.")
+        "- Give at most five subtasks in order, each on a line of its own, numbered, as `title: goal`."
+    )
     decomposer_user: str = "Task: {task}\nFirst screenshot:"
-    decomposer_user_again: str = "Task: {task}\nDone so far:\n{history}\nScreenshot now, list what is left to do:"
+    decomposer_user_again: str = (
+        "Task: {task}\nDone so far:\n{history}\nScreenshot now, list what is left to do:"
+    )
     subtask_line: str = "{number}. {title}: {goal}"
     actor_system: str = (
         "You are an autonomous agent that completes tasks in a web browser by looking at screenshots.\n\n"
@@ -59,38 +65,66 @@ class Prompts:
         "Coordinates are pixels of the screenshot.\n\n"
         "## Output format\n"
         "<operation>\nthe next step in a few words\n</operation>\n"
-        "<action>\none call, or several on lines of their own\n</action>")
-    actor_user: str = ("Task: {task}\n\nSubtasks:\n{subtasks}\n\nPrevious operations:\n{history}\n\n"
-                       "Follow the subtasks, look at the screenshot, and give the next action.")
-    actor_user_no_plan: str = ("Task: {task}\n\nPrevious operations:\n{history}\n\n"
-                               "Look at the screenshot and give the next action.")
+        "<action>\none call, or several on lines of their own\n</action>"
+    )
+    actor_user: str = (
+        "Task: {task}\n\nSubtasks:\n{subtasks}\n\nPrevious operations:\n{history}\n\n"
+        "Follow the subtasks, look at the screenshot, and give the next action."
+    )
+    actor_user_no_plan: str = (
+        "Task: {task}\n\nPrevious operations:\n{history}\n\n"
+        "Look at the screenshot and give the next action."
+    )
     history_line: str = "Step {number}: {operation}"
     no_history: str = "None"
 
-    def decomposer(self, task: str, screenshot: bytes, operations: list[str] | None = None) -> Prompt:
+    def decomposer(
+        self, task: str, screenshot: bytes, operations: list[str] | None = None
+    ) -> Prompt:
         """The condition (x, o_0) of eq. 1; with operations (--replan), the one of a new plan in mid-episode."""
         if not operations:
-            return Prompt(self.decomposer_system, fill_slots(self.decomposer_user, task=task), screenshot)
+            return Prompt(
+                self.decomposer_system, fill_slots(self.decomposer_user, task=task), screenshot
+            )
         user = fill_slots(self.decomposer_user_again, task=task, history=self._history(operations))
         return Prompt(self.decomposer_system, user, screenshot)
 
-    def actor(self, task: str, subtasks: list[str] | None, operations: list[str], screenshot: bytes) -> Prompt:
+    def actor(
+        self, task: str, subtasks: list[str] | None, operations: list[str], screenshot: bytes
+    ) -> Prompt:
         """The condition (x, o_t, h_t, d) of eq. 2. `subtasks` None: the actor of the no-plan ablation."""
         history = self._history(operations)
         if subtasks is None:
-            return Prompt(self.actor_system, fill_slots(self.actor_user_no_plan, task=task, history=history), screenshot)
+            return Prompt(
+                self.actor_system,
+                fill_slots(self.actor_user_no_plan, task=task, history=history),
+                screenshot,
+            )
         plan = "\n".join(f"{number}. {g}" for number, g in enumerate(subtasks, 1))
-        return Prompt(self.actor_system, fill_slots(self.actor_user, task=task, subtasks=plan, history=history), screenshot)
+        return Prompt(
+            self.actor_system,
+            fill_slots(self.actor_user, task=task, subtasks=plan, history=history),
+            screenshot,
+        )
 
     def _history(self, operations: list[str]) -> str:
         first = max(0, len(operations) - HISTORY_WINDOW)
-        return "\n".join(fill_slots(self.history_line, number=str(first + k + 1), operation=_line(operation))
-                         for k, operation in enumerate(operations[first:])) or self.no_history
+        return (
+            "\n".join(
+                fill_slots(self.history_line, number=str(first + k + 1), operation=_line(operation))
+                for k, operation in enumerate(operations[first:])
+            )
+            or self.no_history
+        )
 
     def plan_text(self, subtasks: list[Subtask]) -> str:
         """The decomposer's target text for a teacher's subtasks."""
-        return "\n".join(fill_slots(self.subtask_line, number=str(number), title=_line(g.title), goal=_line(g.goal))
-                         for number, g in enumerate(subtasks, 1))
+        return "\n".join(
+            fill_slots(
+                self.subtask_line, number=str(number), title=_line(g.title), goal=_line(g.goal)
+            )
+            for number, g in enumerate(subtasks, 1)
+        )
 
 
 def fill_slots(template: str, **values: str) -> str:
@@ -123,7 +157,10 @@ def load_prompts(checkpoint: Path | str | None, override: Path | str | None = No
     """
     values: dict[str, str] = {}
     known = {f.name for f in fields(Prompts)}
-    for path in (Path(checkpoint) / "prompts.json" if checkpoint else None, Path(override) if override else None):
+    for path in (
+        Path(checkpoint) / "prompts.json" if checkpoint else None,
+        Path(override) if override else None,
+    ):
         if path is None or not (path.exists() or path == Path(override or "")):
             continue
         try:
@@ -132,10 +169,14 @@ def load_prompts(checkpoint: Path | str | None, override: Path | str | None = No
             raise ValueError(f"{path}: expected a JSON object of prompts, got {error}") from None
         for name, value in found.items() if isinstance(found, dict) else [(str(found)[:40], None)]:
             if name not in known or not isinstance(value, str):
-                raise ValueError(f"{path}: {name!r} is no prompt; expected text under some of: {', '.join(sorted(known))}")
+                raise ValueError(
+                    f"{path}: {name!r} is no prompt; expected text under some of: {', '.join(sorted(known))}"
+                )
             values[name] = value
     return Prompts(**values)
 
 
 def save_prompts(prompts: Prompts, checkpoint: Path | str) -> None:
-    (Path(checkpoint) / "prompts.json").write_text(json.dumps(asdict(prompts), indent=1, ensure_ascii=False), "utf-8")
+    (Path(checkpoint) / "prompts.json").write_text(
+        json.dumps(asdict(prompts), indent=1, ensure_ascii=False), "utf-8"
+    )

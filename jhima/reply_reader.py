@@ -3,6 +3,7 @@
 Everything here takes any string, in time that grows with its length, and evaluates nothing. What cannot be read
 raises `Bad`, which carries the error class and never leaves a dialect's `parse`.
 """
+
 from __future__ import annotations
 
 import re
@@ -11,7 +12,16 @@ from typing import Literal
 
 from jhima.coordinates import Size, to_page
 
-Error = Literal["empty", "no_action", "bad_syntax", "unknown_action", "bad_point", "bad_key", "no_description", "no_target"]
+Error = Literal[
+    "empty",
+    "no_action",
+    "bad_syntax",
+    "unknown_action",
+    "bad_point",
+    "bad_key",
+    "no_description",
+    "no_target",
+]
 
 
 MAX_REPLY, MAX_CALLS, MAX_DEPTH = 20_000, 5, 8
@@ -69,11 +79,13 @@ def decode(text: str) -> str:
     >>> decode(r"l\'\u00e9t\u00e9 C:\data")
     "l'été C:\\data"
     """
+
     def one(match: re.Match) -> str:
         if match[2] is None:
             return _PLAIN.get(match[1], match[1])
         code = int(match[2], 16)
         return match[0] if 0xD800 <= code < 0xE000 else chr(code)
+
     return _ESCAPE.sub(one, text)
 
 
@@ -86,7 +98,10 @@ def quote(text: str) -> str:
     """
     mark = '"' if "'" in text and '"' not in text else "'"
     special = {"\\": "\\\\", mark: "\\" + mark, "\n": "\\n", "\t": "\\t", "\r": "\\r"}
-    inner = "".join(special.get(c) or (c if c.isprintable() or ord(c) > 0xFFFF else f"\\u{ord(c):04x}") for c in text)
+    inner = "".join(
+        special.get(c) or (c if c.isprintable() or ord(c) > 0xFFFF else f"\\u{ord(c):04x}")
+        for c in text
+    )
     return mark + inner.replace("</", r"\u003c/").replace("``", r"\u0060`") + mark
 
 
@@ -108,7 +123,9 @@ def number(value: object, error: Error = "bad_syntax") -> float:
     """A finite number below a million, given as a number or as text."""
     if isinstance(value, str) and len(value) < 30 and _NUMBER.fullmatch(value.strip()):
         value = float(value)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 1e6:      # NaN too
+    if (
+        isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 1e6
+    ):  # NaN too
         raise Bad(error, f"not a number: {str(value)[:20]}")
     return float(value)
 
@@ -130,16 +147,16 @@ def literal(text: str, at: int, depth: int = 0) -> tuple[object, int]:
         return (int if whole else float)(match[0]), match.end()
     if (match := _WORD.match(text, at)) and match[0].lower() in _WORDS:
         return _WORDS[match[0].lower()], match.end()
-    opening = text[at:at + 1]
+    opening = text[at : at + 1]
     if opening not in _CLOSING or depth == MAX_DEPTH:
-        raise Bad("bad_syntax", f"no literal: {text[at:at + 20]!r}")
+        raise Bad("bad_syntax", f"no literal: {text[at : at + 20]!r}")
     items: list = []
     at = _skip(text, at + 1)
-    while text[at:at + 1] != _CLOSING[opening]:
+    while text[at : at + 1] != _CLOSING[opening]:
         value, at = literal(text, at, depth + 1)
         at = _skip(text, at)
         if opening == "{":
-            if text[at:at + 1] != ":":
+            if text[at : at + 1] != ":":
                 raise Bad("bad_syntax", "a key without a value")
             key = str(value)
             value, at = literal(text, at + 1, depth + 1)
@@ -151,16 +168,16 @@ def literal(text: str, at: int, depth: int = 0) -> tuple[object, int]:
 
 def _separator(text: str, at: int, closing: str) -> int:
     """Past a comma; or at the closing bracket, where the end of the text counts as one."""
-    if text[at:at + 1] == ",":
+    if text[at : at + 1] == ",":
         return _skip(text, at + 1)
-    if text[at:at + 1] != closing:
+    if text[at : at + 1] != closing:
         raise Bad("bad_syntax", f"expected a comma or {closing}")
     return at
 
 
 # ---- calls ----
 
-Arguments = tuple[list, dict[str, object]]          # positional, and by folded name
+Arguments = tuple[list, dict[str, object]]  # positional, and by folded name
 
 
 def strict_arguments(text: str, at: int) -> tuple[Arguments, int]:
@@ -189,11 +206,16 @@ def loose_arguments(text: str) -> Arguments:
     ([], {'content': 'Kids\\' bikes (12")'})
     """
     marks = [(0, m) if (m := _NAMED.match(text)) else (0, None)]
-    marks += [(m.start(), m) for m in re.finditer(r"(?<=['\"\])\d])\s*,\s*([A-Za-z_]\w*)\s*=\s*(?=['\"\[(\d-])", text)]
+    marks += [
+        (m.start(), m)
+        for m in re.finditer(r"(?<=['\"\])\d])\s*,\s*([A-Za-z_]\w*)\s*=\s*(?=['\"\[(\d-])", text)
+    ]
     positional, named = [], {}
     for (_, mark), after in zip(marks, [start for start, _ in marks[1:]] + [len(text)]):
-        value = text[mark.end() if mark else 0:after].strip()
-        if not re.match(r"['\"\[(<]|.*['\"]$|[\w\s.,+-]*$", value, re.DOTALL) or re.match(r"\w+\(", value):
+        value = text[mark.end() if mark else 0 : after].strip()
+        if not re.match(r"['\"\[(<]|.*['\"]$|[\w\s.,+-]*$", value, re.DOTALL) or re.match(
+            r"\w+\(", value
+        ):
             raise Bad("bad_syntax", f"no literal: {value[:20]}")
         value = unquote(value)
         if mark:
@@ -209,7 +231,7 @@ def unquote(text: str) -> str:
     quote = text[:1] if text[:1] in ("'", '"') else text[-1:] if text[-1:] in ("'", '"') else ""
     if quote and text.startswith(quote):
         inner = text[1:]
-        closing = inner.rfind(quote)                    # what follows the last quote is not the string's
+        closing = inner.rfind(quote)  # what follows the last quote is not the string's
         return decode(inner[:closing] if closing >= 0 else inner)
     return decode(text.removesuffix(quote) if quote else text)
 
@@ -221,13 +243,17 @@ _CALL = r"(?<![\w.])(?:pyautogui\.)?([A-Za-z_]\w{0,30})\("
 _START = re.compile(_CALL)
 
 
-_AFTER = re.compile(r"[ \t]*(?:$|[\n\r;`<#,}\]]|\w+\()")        # what may follow a call: another one, or an end
+_AFTER = re.compile(
+    r"[ \t]*(?:$|[\n\r;`<#,}\]]|\w+\()"
+)  # what may follow a call: another one, or an end
 
 
 _NEXT = re.compile(r"\)[ \t]{0,9}(?:#[^\n]{0,200})?[\n;]\s*(?:Action\s*[:：]\s*)?" + _CALL)
 
 
-def calls(block: str, known: Callable[[str], bool], warnings: list[str]) -> Iterator[tuple[str, Arguments | Bad]]:
+def calls(
+    block: str, known: Callable[[str], bool], warnings: list[str]
+) -> Iterator[tuple[str, Arguments | Bad]]:
     """The known calls in a block in order, as (folded name, arguments, or why there are none).
 
     Strictly read first: where all arguments are literals, a call ends at its own parenthesis, whatever its strings
@@ -237,7 +263,7 @@ def calls(block: str, known: Callable[[str], bool], warnings: list[str]) -> Iter
     at, found = 0, 0
     while found <= MAX_CALLS and (start := _START.search(block, at)) is not None:
         name = fold(start[1])
-        before = block[block.rfind("\n", 0, start.start()) + 1:start.start()].strip()
+        before = block[block.rfind("\n", 0, start.start()) + 1 : start.start()].strip()
         if before.startswith("#") or not known(name):
             at = start.end()
             if not before and len(warnings) < 10:
@@ -250,11 +276,15 @@ def calls(block: str, known: Callable[[str], bool], warnings: list[str]) -> Iter
         except Bad:
             strict = False
         if not strict:
-            close = next((m.start() for m in _NEXT.finditer(block, start.end()) if known(fold(m[1]))), -1)
+            close = next(
+                (m.start() for m in _NEXT.finditer(block, start.end()) if known(fold(m[1]))), -1
+            )
             close = close if close >= 0 else block.rfind(")", start.end())
             end = close + 1 if close >= 0 else len(block)
             try:
-                arguments = loose_arguments(block[start.end():close if close >= 0 else len(block)])
+                arguments = loose_arguments(
+                    block[start.end() : close if close >= 0 else len(block)]
+                )
                 warnings.append(f"{start[1]}: quotes or brackets repaired")
             except Bad as bad:
                 arguments = bad
@@ -278,7 +308,9 @@ def point(value: object) -> tuple[float, float]:
     (322.0, 91.0)
     """
     if isinstance(value, str):
-        found: list = [float(n) if "." in n else int(n) for n in _DIGITS.findall(_TAG.sub(" ", value[:400]))]
+        found: list = [
+            float(n) if "." in n else int(n) for n in _DIGITS.findall(_TAG.sub(" ", value[:400]))
+        ]
     elif isinstance(value, (list, tuple)):
         found = [n for item in value[:5] for n in (item if isinstance(item, list) else [item])]
     else:
@@ -293,13 +325,15 @@ def point(value: object) -> tuple[float, float]:
     return x, y
 
 
-def on_page(grid: tuple[float, float], viewport: Size, warnings: list[str],
-            fractions: bool = False) -> Callable[[object], tuple[float, float]]:
+def on_page(
+    grid: tuple[float, float], viewport: Size, warnings: list[str], fractions: bool = False
+) -> Callable[[object], tuple[float, float]]:
     """The reader of points on `grid` that gives CSS pixels of the viewport.
 
     fractions: two floats in [0, 1] are shares of the viewport, as they leak from training data of such floats;
     integers never are.
     """
+
     def place(value: object) -> tuple[float, float]:
         x, y = point(value)
         shares = isinstance(x, float) and isinstance(y, float) and 0 <= x <= 1 and 0 <= y <= 1
@@ -310,23 +344,61 @@ def on_page(grid: tuple[float, float], viewport: Size, warnings: list[str],
         if not (0 <= x <= span[0] and 0 <= y <= span[1]):
             warnings.append("point clamped to the screenshot")
         if shares:
-            warnings.append("coordinates as fractions" if fractions else "suspicious_point: a fraction read as pixels")
+            warnings.append(
+                "coordinates as fractions"
+                if fractions
+                else "suspicious_point: a fraction read as pixels"
+            )
         return inside
+
     return place
 
 
 # ---- keys ----
 
-_KEYS = {"ctrl": "Control", "control": "Control", "ctl": "Control", "cmd": "Control", "command": "Control", "win": "Meta",
-         "windows": "Meta", "meta": "Meta", "super": "Meta", "alt": "Alt", "option": "Alt", "shift": "Shift",
-         "enter": "Enter", "return": "Enter", "esc": "Escape", "escape": "Escape", "del": "Delete", "delete": "Delete",
-         "backspace": "Backspace", "back_space": "Backspace", "tab": "Tab", "space": "Space", "spacebar": "Space",
-         "home": "Home", "end": "End", "insert": "Insert", "ins": "Insert",
-         "pageup": "PageUp", "pgup": "PageUp", "page_up": "PageUp", "prior": "PageUp",
-         "pagedown": "PageDown", "pgdn": "PageDown", "page_down": "PageDown", "next": "PageDown",
-         **{f"f{n}": f"F{n}" for n in range(1, 13)},
-         **{name: f"Arrow{way.title()}" for way in ("up", "down", "left", "right")
-            for name in (way, f"arrow{way}", f"arrow_{way}", f"{way}_arrow")}}
+_KEYS = {
+    "ctrl": "Control",
+    "control": "Control",
+    "ctl": "Control",
+    "cmd": "Control",
+    "command": "Control",
+    "win": "Meta",
+    "windows": "Meta",
+    "meta": "Meta",
+    "super": "Meta",
+    "alt": "Alt",
+    "option": "Alt",
+    "shift": "Shift",
+    "enter": "Enter",
+    "return": "Enter",
+    "esc": "Escape",
+    "escape": "Escape",
+    "del": "Delete",
+    "delete": "Delete",
+    "backspace": "Backspace",
+    "back_space": "Backspace",
+    "tab": "Tab",
+    "space": "Space",
+    "spacebar": "Space",
+    "home": "Home",
+    "end": "End",
+    "insert": "Insert",
+    "ins": "Insert",
+    "pageup": "PageUp",
+    "pgup": "PageUp",
+    "page_up": "PageUp",
+    "prior": "PageUp",
+    "pagedown": "PageDown",
+    "pgdn": "PageDown",
+    "page_down": "PageDown",
+    "next": "PageDown",
+    **{f"f{n}": f"F{n}" for n in range(1, 13)},
+    **{
+        name: f"Arrow{way.title()}"
+        for way in ("up", "down", "left", "right")
+        for name in (way, f"arrow{way}", f"arrow_{way}", f"{way}_arrow")
+    },
+}
 
 
 MODIFIERS = ("Control", "Shift", "Alt", "Meta")
@@ -346,7 +418,11 @@ def keys(given: object) -> tuple[str, ...]:
     if not 0 < len(names) <= 10:
         raise Bad("bad_key", f"no keys in {str(given)[:40]!r}")
     held = [k for k in MODIFIERS if k in names]
-    others = [k.lower() if held and "Shift" not in held and len(k) == 1 else k for k in names if k not in held]
+    others = [
+        k.lower() if held and "Shift" not in held and len(k) == 1 else k
+        for k in names
+        if k not in held
+    ]
     return tuple(held + others)
 
 

@@ -1,4 +1,5 @@
 """Files that a kill cannot leave half-written."""
+
 from __future__ import annotations
 
 import argparse
@@ -25,8 +26,10 @@ def same_run(args: argparse.Namespace, script: str, free: set[str]) -> None:
         before = json.loads(path.read_text("utf-8"))
         for name in sorted(now.keys() - free):
             if before.get(name) != now[name]:
-                raise ValueError(f"{args.out} holds a run with --{name.replace('_', '-')} {before.get(name)}, not {now[name]}; "
-                                 f"give another --out, or delete it")
+                raise ValueError(
+                    f"{args.out} holds a run with --{name.replace('_', '-')} {before.get(name)}, not {now[name]}; "
+                    f"give another --out, or delete it"
+                )
     elif os.environ.get("RANK", "0") == "0":
         args.out.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps({"script": script, **now}, indent=1))

@@ -1,4 +1,5 @@
 """A decomposer behind an OpenAI-compatible API: `--decomposer URL#MODEL`, where it is not trained."""
+
 from __future__ import annotations
 
 import asyncio
@@ -23,32 +24,52 @@ class ApiSampler:
     """
 
     def __init__(self, url: str, model: str, attempts: int = 6, timeout: float = 120.0) -> None:
-        self.client = openai.AsyncOpenAI(base_url=url, api_key=os.environ.get("OPENAI_API_KEY") or "none",
-                                         timeout=timeout, max_retries=attempts - 1)
+        self.client = openai.AsyncOpenAI(
+            base_url=url,
+            api_key=os.environ.get("OPENAI_API_KEY") or "none",
+            timeout=timeout,
+            max_retries=attempts - 1,
+        )
         self.model = model
-        self.tokens = 0                              # sampled so far, for throughput
+        self.tokens = 0  # sampled so far, for throughput
 
     async def sync(self) -> None:
         """Nothing to do before a rollout: this model is not trained."""
 
-    rest = sync                                      # nor before an update
+    rest = sync  # nor before an update
 
-    async def sample(self, prompt: Prompt, max_tokens: int, temperature: float, seed: int) -> Completion:
+    async def sample(
+        self, prompt: Prompt, max_tokens: int, temperature: float, seed: int
+    ) -> Completion:
         image = "data:image/png;base64," + base64.b64encode(prompt.image).decode()
         reply = await self.client.chat.completions.create(
-            model=self.model, temperature=temperature, max_tokens=max_tokens, seed=seed % 2**31, messages=[
+            model=self.model,
+            temperature=temperature,
+            max_tokens=max_tokens,
+            seed=seed % 2**31,
+            messages=[
                 {"role": "system", "content": prompt.system},
-                {"role": "user", "content": [{"type": "text", "text": prompt.user},
-                                             {"type": "image_url", "image_url": {"url": image}}]}])
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "text", "text": prompt.user},
+                        {"type": "image_url", "image_url": {"url": image}},
+                    ],
+                },
+            ],
+        )
         self.tokens += reply.usage.completion_tokens if reply.usage else 0
         choice = reply.choices[0]
-        return Completion([], [], [], choice.message.content or "", choice.finish_reason == "length")
+        return Completion(
+            [], [], [], choice.message.content or "", choice.finish_reason == "length"
+        )
 
 
 @dataclass(frozen=True)
 class Completion:
     """A sampled reply: its ids (with the end of the turn, unless cut at max_tokens), their log-probs at the
     temperature they were sampled with (temperature 0: at temperature 1), and its text."""
+
     prompt_ids: list[int]
     ids: list[int]
     logps: list[float]
@@ -59,6 +80,7 @@ class Completion:
 @dataclass(frozen=True)
 class Request:
     """What LocalSampler.sample asks `generate` for: collapsed prompt ids, PNG, and how to draw."""
+
     prompt_ids: list[int]
     image: bytes
     max_tokens: int
@@ -74,33 +96,44 @@ class LocalSampler:
 
     def __init__(self, policy: Policy, max_batch: int = 32) -> None:
         self.policy, self.max_batch = policy, max_batch
-        self.tokens = 0                              # sampled so far, for throughput
+        self.tokens = 0  # sampled so far, for throughput
         self._waiting: list[tuple[Request, asyncio.Future[Completion]]] = []
         self._running: asyncio.Task | None = None
 
     async def sync(self) -> None:
         """Nothing to do before a rollout: it samples from the policy itself."""
 
-    rest = sync                                      # nor before an update
+    rest = sync  # nor before an update
 
-    async def sample(self, prompt: Prompt, max_tokens: int, temperature: float, seed: int) -> Completion:
+    async def sample(
+        self, prompt: Prompt, max_tokens: int, temperature: float, seed: int
+    ) -> Completion:
         """One reply to `prompt`; temperature 0 takes the likeliest token."""
         reply: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self._waiting.append((Request(self.policy.prompt_ids(prompt), prompt.image, max_tokens, temperature, seed), reply))
+        self._waiting.append(
+            (
+                Request(
+                    self.policy.prompt_ids(prompt), prompt.image, max_tokens, temperature, seed
+                ),
+                reply,
+            )
+        )
         if self._running is None or self._running.done():
             self._running = asyncio.create_task(self._drain())
         return await reply
 
     async def _drain(self) -> None:
         while self._waiting:
-            await asyncio.sleep(0)                   # let every coroutine that is ready ask first
-            batch, self._waiting = self._waiting[:self.max_batch], self._waiting[self.max_batch:]
+            await asyncio.sleep(0)  # let every coroutine that is ready ask first
+            batch, self._waiting = self._waiting[: self.max_batch], self._waiting[self.max_batch :]
             batch = [(request, reply) for request, reply in batch if not reply.cancelled()]
             if not batch:
                 continue
             try:
-                completions = await asyncio.to_thread(generate, self.policy, [request for request, _ in batch])
-            except Exception as error:               # a broken model breaks the run, not one episode
+                completions = await asyncio.to_thread(
+                    generate, self.policy, [request for request, _ in batch]
+                )
+            except Exception as error:  # a broken model breaks the run, not one episode
                 for _, reply in batch:
                     if not reply.done():
                         reply.set_exception(error)
@@ -112,7 +145,9 @@ class LocalSampler:
 
 
 @torch.no_grad()
-@torch.compiler.set_stance("force_eager")            # the trainer's graphs know no cache and would be compiled anew
+@torch.compiler.set_stance(
+    "force_eager"
+)  # the trainer's graphs know no cache and would be compiled anew
 def generate(policy: Policy, requests: list[Request]) -> list[Completion]:
     """Samples a reply to each request, all together, with a key-value cache.
 
@@ -120,19 +155,27 @@ def generate(policy: Policy, requests: list[Request]) -> list[Completion]:
     row's own generator.
     """
     model = policy.base.model.language_model
-    embeds, positions, mask = policy.embed([r.prompt_ids for r in requests], [r.image for r in requests],
-                                           [[] for _ in requests], pad="left")
+    embeds, positions, mask = policy.embed(
+        [r.prompt_ids for r in requests],
+        [r.image for r in requests],
+        [[] for _ in requests],
+        pad="left",
+    )
     mask = mask.to(policy.device)
     noise = [torch.Generator().manual_seed(r.seed) for r in requests]
-    warm = torch.tensor([r.temperature or 1.0 for r in requests], device=policy.device)[:, None]          # [B, 1]
+    warm = torch.tensor([r.temperature or 1.0 for r in requests], device=policy.device)[
+        :, None
+    ]  # [B, 1]
     ids: list[list[int]] = [[] for _ in requests]
     logps: list[list[float]] = [[] for _ in requests]
     open_rows = set(range(len(requests)))
-    cache, position = DynamicCache(config=model.config), positions.amax((0, 2))                           # [B]
+    cache, position = DynamicCache(config=model.config), positions.amax((0, 2))  # [B]
     while True:
-        hidden = policy.hidden(embeds, positions, mask, past_key_values=cache, use_cache=True)[:, -1]     # [B, H]
-        logits = policy.logits(hidden) / warm                                                             # [B, V]
-        token = _choose(logits, noise, [r.temperature for r in requests])                                 # [B]
+        hidden = policy.hidden(embeds, positions, mask, past_key_values=cache, use_cache=True)[
+            :, -1
+        ]  # [B, H]
+        logits = policy.logits(hidden) / warm  # [B, V]
+        token = _choose(logits, noise, [r.temperature for r in requests])  # [B]
         logp = logits.log_softmax(-1).gather(-1, token[:, None])[:, 0].tolist()
         for row, y in enumerate(token.tolist()):
             if row in open_rows:
@@ -143,11 +186,13 @@ def generate(policy: Policy, requests: list[Request]) -> list[Completion]:
         if not open_rows:
             break
         position = position + 1
-        embeds = model.embed_tokens(token[:, None])                                                       # [B, 1, H]
-        positions = position.expand(3, -1)[..., None]                                                     # [3, B, 1]
+        embeds = model.embed_tokens(token[:, None])  # [B, 1, H]
+        positions = position.expand(3, -1)[..., None]  # [3, B, 1]
         mask = torch.cat([mask, mask.new_ones(len(requests), 1)], 1)
-    return [Completion(r.prompt_ids, y, p, policy.text(y), y[-1] != policy.im_end)
-            for r, y, p in zip(requests, ids, logps)]
+    return [
+        Completion(r.prompt_ids, y, p, policy.text(y), y[-1] != policy.im_end)
+        for r, y, p in zip(requests, ids, logps)
+    ]
 
 
 def _choose(logits: Tensor, noise: list[torch.Generator], temperatures: list[float]) -> Tensor:

@@ -1,4 +1,5 @@
 """The prompts of Table 1's systems: names, formats and slots are the models' interfaces, the words are ours."""
+
 from __future__ import annotations
 
 # ---- the baselines (agents.py): names, formats and slots are the models' interfaces, the words are ours ----
@@ -41,11 +42,14 @@ press(keys, presses=1), hotkey(*keys), write(message): types at the caret
 wait(seconds=3), response(answer), terminate(status='success' or 'failure', info=None)"""
 
 
-SCALECUA_SYSTEM = """You are an autonomous GUI agent on the platform Web Browser. You work on a task step by step: look at the
+SCALECUA_SYSTEM = (
+    """You are an autonomous GUI agent on the platform Web Browser. You work on a task step by step: look at the
 screenshot, decide, act.
 
 ## Action space
-""" + SCALECUA_CALLS + """
+"""
+    + SCALECUA_CALLS
+    + """
 
 ## Input
 The current screenshot, the task, and the operations done so far. Coordinates are pixels of the screenshot.
@@ -60,6 +64,7 @@ the next step in a few words
 <action>
 one call or several, each on a line of its own
 </action>"""
+)
 
 
 SCALECUA_USER = "Task: {task}\n\nPrevious operations:\n{history}"

@@ -2,6 +2,7 @@
 
 The headless shell is preferred: it draws the same pages without a browser's own windows, three times faster here.
 """
+
 from __future__ import annotations
 
 import asyncio
@@ -22,18 +23,28 @@ from jhima.failures import EnvironmentFailure, within
 # Ports that Chromium takes for other protocols' and refuses; WebArena-Lite-v2's own sites stand on 6666 to 6671.
 UNSAFE = "1719,1720,1723,2049,3659,4045,4190,5060,5061,6000,6566,6665,6666,6667,6668,6669,6679,6697,10080"
 # The last three make pixels the same on every machine and every run.
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-         "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
-         "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",       # WebRTC would go past the proxy
-         f"--explicitly-allowed-ports={UNSAFE}",     # the context reaches its lease's hosts only
-         "--disable-auto-reload",                    # of an error page, while we leave it
-         "--disable-smooth-scrolling", "--font-render-hinting=none", "--disable-lcd-text"]
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",  # WebRTC would go past the proxy
+    f"--explicitly-allowed-ports={UNSAFE}",  # the context reaches its lease's hosts only
+    "--disable-auto-reload",  # of an error page, while we leave it
+    "--disable-smooth-scrolling",
+    "--font-render-hinting=none",
+    "--disable-lcd-text",
+]
 
 
-START = 30.0                                    # seconds for a driver or a browser process to start
+START = 30.0  # seconds for a driver or a browser process to start
 
 
-NOWHERE = "http://127.0.0.1:9"                  # the discard port: a proxy that refuses every connection
+NOWHERE = "http://127.0.0.1:9"  # the discard port: a proxy that refuses every connection
 
 
 def find_chromium(driver: Playwright) -> str | None:
@@ -41,21 +52,28 @@ def find_chromium(driver: Playwright) -> str | None:
     wanted = os.environ.get("CHROMIUM")
     if not wanted and Path(driver.chromium.executable_path).exists():
         return None
-    names = [wanted] if wanted else ["chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"]
+    names = (
+        [wanted]
+        if wanted
+        else ["chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"]
+    )
     for name in names:
         if path := shutil.which(name):
             return path
-    raise RuntimeError(f"no Chromium at {', '.join(names)}: set CHROMIUM=/path/to/it, run `playwright install chromium`, "
-                       f"or install your distribution's chromium-headless-shell or chromium")
+    raise RuntimeError(
+        f"no Chromium at {', '.join(names)}: set CHROMIUM=/path/to/it, run `playwright install chromium`, "
+        f"or install your distribution's chromium-headless-shell or chromium"
+    )
 
 
 @dataclass(eq=False)
 class _Chromium:
     """A browser process with a driver of its own: a driver is one thread, and its death would be everybody's."""
+
     driver: Playwright
     browser: Browser
-    open: int = 0                   # contexts now
-    served: int = 0                 # contexts so far
+    open: int = 0  # contexts now
+    served: int = 0  # contexts so far
     # Contexts open a few at a time: all at once, each would wait for all others and miss its deadline.
     opening: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(4))
 
@@ -67,8 +85,15 @@ class Browsers:
     browsers grow with use: it closes when its last session ends. Deadlines in seconds, as in `Session`.
     """
 
-    def __init__(self, count: int = 1, operation: float = 15.0, navigation: float = 30.0, cap: float = 5.0,
-                 step: float = 90.0, recycle: int = 200) -> None:
+    def __init__(
+        self,
+        count: int = 1,
+        operation: float = 15.0,
+        navigation: float = 30.0,
+        cap: float = 5.0,
+        step: float = 90.0,
+        recycle: int = 200,
+    ) -> None:
         self.count, self.operation, self.navigation, self.cap = count, operation, navigation, cap
         self.step, self.recycle = step, recycle
         self._pool: list[_Chromium] = []
@@ -76,7 +101,9 @@ class Browsers:
         self._cleaning: set[asyncio.Task] = set()
 
     async def __aenter__(self) -> Browsers:
-        self._pool.append(await self._launch())         # so that a missing browser is told before anything else
+        self._pool.append(
+            await self._launch()
+        )  # so that a missing browser is told before anything else
         return self
 
     async def __aexit__(self, *_error: object) -> None:
@@ -94,11 +121,22 @@ class Browsers:
         chromium, context = await self._take(), None
         try:
             async with chromium.opening:
-                context = await within(self.operation, chromium.browser.new_context(
-                    viewport={"width": width, "height": height}, device_scale_factor=1, locale="en-US",
-                    extra_http_headers=lease.headers, accept_downloads=False, service_workers="block",
-                    proxy={"server": NOWHERE, "bypass": ",".join(sorted(hosts))}), "opening a context")
-                session = Session(context, lease, self.operation, self.navigation, self.cap, self.step)
+                context = await within(
+                    self.operation,
+                    chromium.browser.new_context(
+                        viewport={"width": width, "height": height},
+                        device_scale_factor=1,
+                        locale="en-US",
+                        extra_http_headers=lease.headers,
+                        accept_downloads=False,
+                        service_workers="block",
+                        proxy={"server": NOWHERE, "bypass": ",".join(sorted(hosts))},
+                    ),
+                    "opening a context",
+                )
+                session = Session(
+                    context, lease, self.operation, self.navigation, self.cap, self.step
+                )
                 await session.open()
             yield session
         finally:
@@ -146,7 +184,10 @@ class Browsers:
             self._clean(self._close(chromium))
 
     async def _close(self, chromium: _Chromium) -> None:
-        for work in (chromium.browser.close, chromium.driver.stop):     # the driver kills what did not close
+        for work in (
+            chromium.browser.close,
+            chromium.driver.stop,
+        ):  # the driver kills what did not close
             with suppress(EnvironmentFailure):
                 await within(self.operation, work(), "closing a browser")
 

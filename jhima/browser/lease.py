@@ -1,4 +1,5 @@
 """Which host a URL leads to, in the one spelling that leases are compared in."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ class Lease:
     by_header: sites whose headers are their login. signed_in: sites whose session the arena has opened itself.
     changed: sites that the rollout may have changed so far.
     """
+
     urls: dict[str, str]
     headers: dict[str, str] = field(repr=False)
     accounts: dict[str, tuple[str, str]] = field(repr=False)
@@ -46,5 +48,5 @@ def is_main(request: Request) -> bool:
         return False
     try:
         return request.frame.parent_frame is None
-    except PlaywrightError:         # a new tab's first request comes before its tab
+    except PlaywrightError:  # a new tab's first request comes before its tab
         return True

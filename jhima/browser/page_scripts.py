@@ -2,9 +2,10 @@
 
 None of it changes what a page holds, but while a select box is open or a banner shows.
 """
+
 from __future__ import annotations
 
-QUIET = 0.05                                    # seconds without a request or a change that count as settled
+QUIET = 0.05  # seconds without a request or a change that count as settled
 
 # Runs before a page's own scripts. The blinking caret would make two screenshots of one state differ. Short one-shot
 # timers are waited for, since fields that search while one types wait some 0.3 s before they ask; `budget` bounds how

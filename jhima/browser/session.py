@@ -8,6 +8,7 @@ Instead of sleeping, `settle` waits until nothing happens any more: one script i
 counter its requests. Instead of routing requests through Python, which costs a round trip each and turns the cache
 off, the context has a proxy that nobody answers, and an exception for each of the lease's hosts.
 """
+
 from __future__ import annotations
 
 import asyncio
@@ -33,19 +34,36 @@ from jhima.browser.page_scripts import (
 )
 from jhima.failures import EnvironmentFailure, within
 
-ENDLESS = {"eventsource", "websocket", "media", "ping"}     # requests that may last as long as their page
+ENDLESS = {
+    "eventsource",
+    "websocket",
+    "media",
+    "ping",
+}  # requests that may last as long as their page
 
 
 LONGEST_TEXT, LONGEST_WAIT, MOST_PRESSES, MOST_NOTES, MOST_TABS = 1000, 10.0, 50, 5, 8
 # What these chords do is a browser's own doing; one without windows leaves it to us.
-SHORTCUTS = {"Alt+ArrowLeft": "back", "Alt+ArrowRight": "forward", "Control+[": "back", "Control+]": "forward",
-             "Control+w": "close", "Control+F4": "close", "Control+Tab": "next", "Control+PageDown": "next",
-             "Control+Shift+Tab": "previous", "Control+PageUp": "previous", "F5": "reload", "Control+r": "reload"}
+SHORTCUTS = {
+    "Alt+ArrowLeft": "back",
+    "Alt+ArrowRight": "forward",
+    "Control+[": "back",
+    "Control+]": "forward",
+    "Control+w": "close",
+    "Control+F4": "close",
+    "Control+Tab": "next",
+    "Control+PageDown": "next",
+    "Control+Shift+Tab": "previous",
+    "Control+PageUp": "previous",
+    "F5": "reload",
+    "Control+r": "reload",
+}
 
 
 @dataclass(frozen=True)
 class Observation:
     """What an agent sees: the viewport as PNG, width x height pixels (one a CSS pixel), and the page's URL."""
+
     png: bytes
     url: str
     width: int
@@ -59,20 +77,36 @@ class Session:
     `step` a whole observation or action. Every method raises EnvironmentFailure for what is not the agent's doing.
     """
 
-    def __init__(self, context: BrowserContext, lease: Lease, operation: float, navigation: float, cap: float,
-                 step: float) -> None:
-        self.context, self.operation, self.navigation, self.cap, self.step = context, operation, navigation, cap, step
+    def __init__(
+        self,
+        context: BrowserContext,
+        lease: Lease,
+        operation: float,
+        navigation: float,
+        cap: float,
+        step: float,
+    ) -> None:
+        self.context, self.operation, self.navigation, self.cap, self.step = (
+            context,
+            operation,
+            navigation,
+            cap,
+            step,
+        )
         self.width, self.height = lease.viewport
-        self._origins = {host_of(url): "{0.scheme}://{0.netloc}".format(urlsplit(url)) for url in lease.urls.values()}
+        self._origins = {
+            host_of(url): "{0.scheme}://{0.netloc}".format(urlsplit(url))
+            for url in lease.urls.values()
+        }
         self._tabs: list[Page] = []
         self._consoles: dict[Page, CDPSession] = {}
-        self._kept: dict[Page, str] = {}            # the last URL of the task's hosts that a tab settled on
+        self._kept: dict[Page, str] = {}  # the last URL of the task's hosts that a tab settled on
         self._pointer = (self.width / 2, self.height / 2)
         self._pending: set[Request] = set()
         self._idle = asyncio.Event()
-        self._events = 0                # requests begun and ended so far
-        self._notes: list[str] = []     # on the action in progress
-        self._said: list[str] = []      # by dialogs since the last observation, which will show it
+        self._events = 0  # requests begun and ended so far
+        self._notes: list[str] = []  # on the action in progress
+        self._said: list[str] = []  # by dialogs since the last observation, which will show it
         context.set_default_timeout(operation * 1000)
         context.set_default_navigation_timeout(navigation * 1000)
         context.on("request", self._began)
@@ -86,7 +120,9 @@ class Session:
 
     async def open(self) -> None:
         """Opens the first tab; for `Browsers.session`."""
-        await self._do(self.context.add_init_script(WATCH + ";" + SELECT_BOX), "preparing the context")
+        await self._do(
+            self.context.add_init_script(WATCH + ";" + SELECT_BOX), "preparing the context"
+        )
         self._follow(await self.new_page())
 
     async def new_page(self) -> Page:
@@ -113,7 +149,9 @@ class Session:
         await self.settle(acted=False)
         said, self._said = self._said, []
         if said:
-            await self._do(self.page.evaluate(BANNER, "\n".join(said)), "showing what a dialog said")
+            await self._do(
+                self.page.evaluate(BANNER, "\n".join(said)), "showing what a dialog said"
+            )
         # The fastest way to a page's exact pixels: benchmarks/settle.py measures the others.
         shot = await self._command("Page.captureScreenshot", format="png", optimizeForSpeed=True)
         if said:
@@ -135,9 +173,11 @@ class Session:
             loading = next((r for r in self._pending if is_main(r)), None)
             left = began + (self.navigation if loading else self.cap) - clock()
             if left <= 0 and loading:
-                raise EnvironmentFailure("deadline", f"{loading.url[:200]}: not loaded in {self.navigation:g} s")
+                raise EnvironmentFailure(
+                    "deadline", f"{loading.url[:200]}: not loaded in {self.navigation:g} s"
+                )
             if left <= 0:
-                self._pending.clear()           # what outlasts one wait is not waited for again
+                self._pending.clear()  # what outlasts one wait is not waited for again
                 break
             if self._pending:
                 with suppress(TimeoutError):
@@ -145,7 +185,10 @@ class Session:
         if self._failed_to_load():
             await self._turn_back(returns)
             return await self.settle(returns=returns + 1)
-        if status >= 500 or status in (410, 429):       # 410: the world is gone; 429: the site rations its visitors
+        if status >= 500 or status in (
+            410,
+            429,
+        ):  # 410: the world is gone; 429: the site rations its visitors
             raise EnvironmentFailure("site", f"{self.page.url[:200]}: HTTP {status}")
         if host_of(self.page.url) in self._origins:
             self._kept[self.page] = self.page.url
@@ -163,16 +206,16 @@ class Session:
         return "; ".join(self._notes)
 
     async def _perform(self, action: Action) -> None:
-        if self._failed_to_load():          # a new tab for a foreign host may come late
+        if self._failed_to_load():  # a new tab for a foreign host may come late
             await self.settle()
         page = self.page
         try:
             await self._act(action)
         except EnvironmentFailure:
-            if page is self.page:           # else the action closed its tab, which interrupted it
+            if page is self.page:  # else the action closed its tab, which interrupted it
                 raise
         await self.settle()
-        while len(self._tabs) > MOST_TABS:          # a page that opens tabs without end
+        while len(self._tabs) > MOST_TABS:  # a page that opens tabs without end
             await self._close(self._tabs[1])
 
     # ---- actions ----
@@ -182,7 +225,9 @@ class Session:
         match action.kind:
             case "click":
                 count = min(max(action.count, 1), 3)
-                click = mouse.click(*self._point(action.x, action.y), button=action.button, click_count=count)
+                click = mouse.click(
+                    *self._point(action.x, action.y), button=action.button, click_count=count
+                )
                 await self._do(click, "a click")
             case "hover":
                 await self._do(mouse.move(*self._point(action.x, action.y)), "a move of the mouse")
@@ -194,12 +239,16 @@ class Session:
                 dx, dy = (min(max(-10_000.0, d), 10_000.0) for d in (action.dx, action.dy))
                 await self._do(mouse.wheel(dx, dy), "a scroll")
             case "type":
-                if action.clear:        # as a person would who clicks into a field to fill it anew
+                if action.clear:  # as a person would who clicks into a field to fill it anew
                     await self._do(self.page.evaluate(SELECT_ALL), "selecting a field's text")
                     if not action.text:
                         await self._do(keyboard.press("Delete"), "a key")
-                for i in range(0, min(len(action.text), LONGEST_TEXT), 100):    # each part has its own deadline
-                    await self._do(keyboard.type(action.text[i:min(i + 100, LONGEST_TEXT)]), "typing")
+                for i in range(
+                    0, min(len(action.text), LONGEST_TEXT), 100
+                ):  # each part has its own deadline
+                    await self._do(
+                        keyboard.type(action.text[i : min(i + 100, LONGEST_TEXT)]), "typing"
+                    )
                 if len(action.text) > LONGEST_TEXT:
                     self._note(f"only the first {LONGEST_TEXT} characters were typed")
                 if action.submit:
@@ -217,15 +266,20 @@ class Session:
 
     def _point(self, x: float | None, y: float | None) -> tuple[float, float]:
         """Where the pointer goes: the pixel that (x, y) lies in, inside the viewport, or where the pointer is."""
-        if x is not None and y is not None:         # Chromium would round 23.9 up, onto the next pixel
-            self._pointer = int(min(max(0.0, x), self.width - 1)), int(min(max(0.0, y), self.height - 1))
+        if x is not None and y is not None:  # Chromium would round 23.9 up, onto the next pixel
+            self._pointer = (
+                int(min(max(0.0, x), self.width - 1)),
+                int(min(max(0.0, y), self.height - 1)),
+            )
         return self._pointer
 
     async def _drag(self, action: Action) -> None:
         mouse = self.page.mouse
         await mouse.move(*self._point(action.x, action.y))
         await mouse.down(button=action.button)
-        await mouse.move(*self._point(*(action.to or (None, None))), steps=12)      # pages watch for moves on the way
+        await mouse.move(
+            *self._point(*(action.to or (None, None))), steps=12
+        )  # pages watch for moves on the way
         await mouse.up(button=action.button)
 
     async def _press(self, action: Action) -> None:
@@ -234,7 +288,9 @@ class Session:
             return await self._go(SHORTCUTS[chord])
         keyboard = self.page.keyboard
         press = {"down": keyboard.down, "up": keyboard.up}.get(action.how, keyboard.press)
-        for key in ([chord] if action.how == "chord" else action.keys) * min(max(action.times, 1), MOST_PRESSES):
+        for key in ([chord] if action.how == "chord" else action.keys) * min(
+            max(action.times, 1), MOST_PRESSES
+        ):
             try:
                 await self._do(press(key), "a key")
             except EnvironmentFailure as failure:
@@ -242,11 +298,15 @@ class Session:
                     raise
                 if len(key) > 1:
                     return self._note(f"no such key: {key[:40]}")
-                await self._do(keyboard.insert_text(key), "a key")          # é has no key on an American keyboard
+                await self._do(
+                    keyboard.insert_text(key), "a key"
+                )  # é has no key on an American keyboard
 
     async def _select(self, action: Action) -> None:
         """Opens the select box at a point and clicks the option with this label or value; anything else is clicked."""
-        await self._do(self.page.evaluate("window.__options?.shut()"), "a select box")      # a click would only shut it
+        await self._do(
+            self.page.evaluate("window.__options?.shut()"), "a select box"
+        )  # a click would only shut it
         await self._do(self.page.mouse.click(*self._point(action.x, action.y)), "a click")
         find = self.page.evaluate("text => window.__options?.find(text) ?? null", action.option)
         if place := await self._do(find, "a select box"):
@@ -294,7 +354,10 @@ class Session:
         """One page back or forward in the tab's history; never to the blank page where a tab begins."""
         history = await self._command("Page.getNavigationHistory")
         wanted = history["currentIndex"] + (1 if way == "forward" else -1)
-        if not 0 <= wanted < len(history["entries"]) or history["entries"][wanted]["url"] == "about:blank":
+        if (
+            not 0 <= wanted < len(history["entries"])
+            or history["entries"][wanted]["url"] == "about:blank"
+        ):
             return False
         turn = self.page.go_forward if way == "forward" else self.page.go_back
         await self._load(turn(wait_until="commit"), f"going {way}")
@@ -311,7 +374,7 @@ class Session:
         """
         page, history = self.page, await self._command("Page.getNavigationHistory")
         now, entries = history["currentIndex"], history["entries"]
-        url = entries[now]["url"]                           # page.url has the error page's own
+        url = entries[now]["url"]  # page.url has the error page's own
         if host_of(url) in self._origins or returns > 3:
             raise EnvironmentFailure("site", f"{url[:200]}: did not load")
         kept = self._kept.get(page)
@@ -338,11 +401,13 @@ class Session:
         page = self.page
         try:
             look = page.evaluate(SETTLED, [QUIET * 1000, left * 1000, acted])
-            return await within(self.operation + left, look, "settling")        # a busy page never answers
+            return await within(
+                self.operation + left, look, "settling"
+            )  # a busy page never answers
         except EnvironmentFailure as failure:
             if page is self.page and "context was destroyed" not in failure.detail:
                 raise
-            self._events += 1       # a new page or tab came: look at that
+            self._events += 1  # a new page or tab came: look at that
             return 0
 
     async def _command(self, method: str, **params: object) -> dict:
@@ -352,7 +417,9 @@ class Session:
             page = self.page
             try:
                 if page not in self._consoles:
-                    self._consoles[page] = await self._do(self.context.new_cdp_session(page), "attaching to a tab")
+                    self._consoles[page] = await self._do(
+                        self.context.new_cdp_session(page), "attaching to a tab"
+                    )
                 return await self._do(self._consoles[page].send(method, params), method)
             except EnvironmentFailure as failure:
                 if "Not attached" not in failure.detail or time.monotonic() > give_up:
@@ -374,7 +441,7 @@ class Session:
     def _closed(self, page: Page) -> None:
         if len(self._tabs) > 1 and page in self._tabs:
             self._tabs.remove(page)
-            self._pending.clear()           # its requests may never be reported as ended
+            self._pending.clear()  # its requests may never be reported as ended
             self._idle.set()
 
     def _began(self, request: Request) -> None:
@@ -396,9 +463,9 @@ class Session:
         self._ended(request)
 
     async def _accept(self, dialog: Dialog) -> None:
-        if dialog.type != "beforeunload":       # it asks whether to leave, in words of the browser's own
+        if dialog.type != "beforeunload":  # it asks whether to leave, in words of the browser's own
             self._note(f"the page asked {dialog.message[:200]!r}: accepted")
             if len(self._said) < MOST_NOTES:
                 self._said.append(f"The page said: {dialog.message[:200]} (accepted)")
-        with suppress(PlaywrightError, TimeoutError):       # a dead page fails in what waits for it
+        with suppress(PlaywrightError, TimeoutError):  # a dead page fails in what waits for it
             await asyncio.wait_for(dialog.accept(dialog.default_value), self.operation)

@@ -3,6 +3,7 @@
 2.5 million samples are tens of gigabytes of text: a run keeps 8 bytes a line in memory and reads a line when it is
 its turn. The one pass over a file that this takes is kept beside it (FILE.index.npz), where the folder allows it.
 """
+
 from __future__ import annotations
 
 import json
@@ -34,7 +35,7 @@ class Lines:
     def __init__(self, path: Path, describe: Describe | None = None) -> None:
         self.path = path
         self._rows: list[bytes] | None = None
-        if path.suffix == ".json":                        # a JSON list: small ones exist; it is held in memory
+        if path.suffix == ".json":  # a JSON list: small ones exist; it is held in memory
             self._rows = _rows(path)
         try:
             status = path.stat()
@@ -51,11 +52,13 @@ class Lines:
             if describe is not None:
                 found |= _group(self, describe)
             _save(kept, found)
-        self.starts: NDArray[np.int64] = found["starts"]                   # [n]
-        self.trajectory = found.get("trajectory", np.zeros(0, np.int32))   # [n]; -1: no step
-        self.step = found.get("step", np.zeros(0, np.int16))              # [n]
+        self.starts: NDArray[np.int64] = found["starts"]  # [n]
+        self.trajectory = found.get("trajectory", np.zeros(0, np.int32))  # [n]; -1: no step
+        self.step = found.get("step", np.zeros(0, np.int16))  # [n]
         self.keys: list[str] = json.loads(found["keys"].tobytes()) if "keys" in found else []
-        self.left_out = Counter(json.loads(found["left_out"].tobytes()) if "left_out" in found else {})
+        self.left_out = Counter(
+            json.loads(found["left_out"].tobytes()) if "left_out" in found else {}
+        )
 
     def __len__(self) -> int:
         return len(self.starts) if self._rows is None else len(self._rows)
@@ -65,7 +68,7 @@ class Lines:
             return self._rows[i]
         start = int(self.starts[i])
         end = int(self.starts[i + 1]) if i + 1 < len(self.starts) else self._size
-        return os.pread(self._file, end - start, start)                    # no shared position: safe after a fork
+        return os.pread(self._file, end - start, start)  # no shared position: safe after a fork
 
     @cached_property
     def _file(self) -> int:
@@ -73,7 +76,7 @@ class Lines:
 
     def steps(self, trajectory: int) -> NDArray[np.int64]:
         """The line numbers of a trajectory, in the order of its steps."""
-        return self._order[self._bounds[trajectory]:self._bounds[trajectory + 1]]
+        return self._order[self._bounds[trajectory] : self._bounds[trajectory + 1]]
 
     def firsts(self) -> NDArray[np.int64]:
         """The line number of each trajectory's first step."""
@@ -103,20 +106,28 @@ def _rows(path: Path) -> list[bytes]:
 def _starts(path: Path) -> NDArray[np.int64]:
     """The offset of each line that is not empty."""
     found, at = [np.zeros(1, np.int64)], 0
-    with path.open("rb") as file, tqdm(total=path.stat().st_size, unit="B", unit_scale=True, desc=f"index {path.name}",
-                                       delay=2) as bar:
+    with (
+        path.open("rb") as file,
+        tqdm(
+            total=path.stat().st_size, unit="B", unit_scale=True, desc=f"index {path.name}", delay=2
+        ) as bar,
+    ):
         while chunk := file.read(CHUNK):
             found.append(np.flatnonzero(np.frombuffer(chunk, np.uint8) == ord("\n")) + (at + 1))
             at += len(chunk)
             bar.update(len(chunk))
     starts = np.concatenate(found)
-    return starts[np.diff(np.append(starts, at)) > 2]                      # "\n" and "\r\n" are no lines; nor is the end
+    return starts[
+        np.diff(np.append(starts, at)) > 2
+    ]  # "\n" and "\r\n" are no lines; nor is the end
 
 
 def _group(lines: Lines, describe: Describe) -> dict[str, NDArray]:
     trajectory, step = np.full(len(lines), -1, np.int32), np.zeros(len(lines), np.int16)
-    current: dict[tuple[str, str], int] = {}              # the trajectory of a folder and task that is still growing
-    seen: list[int] = []                                  # its step numbers, a bit each
+    current: dict[
+        tuple[str, str], int
+    ] = {}  # the trajectory of a folder and task that is still growing
+    seen: list[int] = []  # its step numbers, a bit each
     keys: list[str] = []
     of_folder: dict[str, int] = {}
     left_out: Counter[str] = Counter()
@@ -148,10 +159,10 @@ def _load(path: Path, stamp: NDArray[np.int64]) -> dict[str, NDArray] | None:
 
 
 def _save(path: Path, found: dict[str, NDArray]) -> None:
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")               # several ranks may write at once
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")  # several ranks may write at once
     try:
         with part.open("wb") as file:
             np.savez(file, **found)
         part.replace(path)
-    except OSError:                                       # data on a read-only disk: it is indexed at every start
+    except OSError:  # data on a read-only disk: it is indexed at every start
         part.unlink(missing_ok=True)

@@ -4,6 +4,7 @@ Requests go up in parts. Which part is where follows from two things alone: a fi
 it goes up (OUT.batches/PART.json), and the server's list of batches, which carry the part's name. So a run that is
 killed anywhere and started again collects what it had sent and sends nothing twice.
 """
+
 from __future__ import annotations
 
 import asyncio
@@ -29,24 +30,32 @@ from jhima.data.teacher import (
 )
 from jhima.run_directory import write_whole
 
-PART_BYTES, PART_REQUESTS = 150 << 20, 10_000         # OpenAI takes 200 MB and 50,000
+PART_BYTES, PART_REQUESTS = 150 << 20, 10_000  # OpenAI takes 200 MB and 50,000
 
 
 ENDED = ("completed", "failed", "expired", "cancelled")
 
 
-Where = tuple[DataSet, int]                           # a trajectory: its data set and number there
+Where = tuple[DataSet, int]  # a trajectory: its data set and number there
 
 
-async def annotate_batches(client: openai.AsyncOpenAI, output: Output, every: dict[str, Where], todo: list[str], model: str,
-                           api: Api, at_once: int, poll: float) -> Counter:
+async def annotate_batches(
+    client: openai.AsyncOpenAI,
+    output: Output,
+    every: dict[str, Where],
+    todo: list[str],
+    model: str,
+    api: Api,
+    at_once: int,
+    poll: float,
+) -> Counter:
     """Annotates `todo` (keys of `every`), with `at_once` batches under way. Returns what was left undone, by reason.
 
     A reply that cannot be read is asked for once more, in a later batch.
     """
     folder = output.path.with_name(output.path.name + ".batches")
     folder.mkdir(exist_ok=True)
-    under_way = await _found(client, folder)          # part -> batch id
+    under_way = await _found(client, folder)  # part -> batch id
     waiting = {key for part in under_way for key in _keys(folder, part)}
     queue = [(key, 1) for key in todo if key not in waiting]
     left_out: Counter[str] = Counter()
@@ -54,7 +63,9 @@ async def annotate_batches(client: openai.AsyncOpenAI, output: Output, every: di
     with tqdm(total=len(wanted), desc="annotate (batches)", unit="trajectory") as bar:
         while queue or under_way:
             while queue and len(under_way) < at_once:
-                part, queue = await asyncio.to_thread(_write_part, folder, queue, every, model, api, left_out)
+                part, queue = await asyncio.to_thread(
+                    _write_part, folder, queue, every, model, api, left_out
+                )
                 if part is not None:
                     under_way[part] = await _send(client, folder, part, api)
             for part, batch_id in list(under_way.items()):
@@ -65,7 +76,9 @@ async def annotate_batches(client: openai.AsyncOpenAI, output: Output, every: di
                 queue += [(key, 2) for key in again]
                 del under_way[part]
                 bar.update(len(output.done & wanted) - bar.n)
-                bar.set_postfix(tokens=f"{sum(output.tokens):,}", failed=output.failed, batches=len(under_way))
+                bar.set_postfix(
+                    tokens=f"{sum(output.tokens):,}", failed=output.failed, batches=len(under_way)
+                )
             if under_way:
                 await asyncio.sleep(poll)
     return left_out
@@ -76,7 +89,11 @@ async def _patiently(call):
     for attempt in range(200):
         try:
             return await call()
-        except (openai.APIConnectionError, openai.InternalServerError, openai.RateLimitError) as error:
+        except (
+            openai.APIConnectionError,
+            openai.InternalServerError,
+            openai.RateLimitError,
+        ) as error:
             if getattr(error, "code", None) == "insufficient_quota" or attempt == 199:
                 raise Refused(str(error)) from None
             await asyncio.sleep(pause(attempt, getattr(error, "response", None)))
@@ -94,8 +111,10 @@ async def _found(client: openai.AsyncOpenAI, folder: Path) -> dict[str, str]:
     parts = {path.stem for path in folder.glob("*.json")}
     found: dict[str, str] = {}
     if parts:
+
         async def listed():
             return [batch async for batch in client.batches.list(limit=100)]
+
         for batch in await _patiently(listed):
             part = (batch.metadata or {}).get("part")
             if part in parts:
@@ -107,8 +126,14 @@ async def _found(client: openai.AsyncOpenAI, folder: Path) -> dict[str, str]:
     return found
 
 
-def _write_part(folder: Path, queue: list[tuple[str, int]], every: dict[str, Where], model: str, api: Api,
-                left_out: Counter) -> tuple[str | None, list[tuple[str, int]]]:
+def _write_part(
+    folder: Path,
+    queue: list[tuple[str, int]],
+    every: dict[str, Where],
+    model: str,
+    api: Api,
+    left_out: Counter,
+) -> tuple[str | None, list[tuple[str, int]]]:
     """Writes the requests of the next part; returns its name (None: nothing could be asked) and the rest of the queue."""
     part, size, asked, taken = uuid.uuid4().hex, 0, {}, 0
     with (folder / f"{part}.jsonl").open("w", encoding="ascii") as file:
@@ -120,7 +145,9 @@ def _write_part(folder: Path, queue: list[tuple[str, int]], every: dict[str, Whe
                 taken += 1
                 continue
             url = "/v1/chat/completions" if api == "chat" else "/v1/responses"
-            line = json.dumps({"custom_id": f"{len(asked)}", "method": "POST", "url": url, "body": body})
+            line = json.dumps(
+                {"custom_id": f"{len(asked)}", "method": "POST", "url": url, "body": body}
+            )
             if asked and (size + len(line) > PART_BYTES or len(asked) == PART_REQUESTS):
                 break
             file.write(line + "\n")
@@ -143,8 +170,11 @@ async def _send(client: openai.AsyncOpenAI, folder: Path, part: str, api: Api) -
             if (batch.metadata or {}).get("part") == part:
                 return batch.id
         made = await client.with_options(max_retries=0).batches.create(
-            input_file_id=uploaded.id, endpoint="/v1/chat/completions" if api == "chat" else "/v1/responses",
-            completion_window="24h", metadata={"part": part})
+            input_file_id=uploaded.id,
+            endpoint="/v1/chat/completions" if api == "chat" else "/v1/responses",
+            completion_window="24h",
+            metadata={"part": part},
+        )
         return made.id
 
     batch_id = await _patiently(create)
@@ -152,8 +182,16 @@ async def _send(client: openai.AsyncOpenAI, folder: Path, part: str, api: Api) -
     return batch_id
 
 
-async def _collect(client: openai.AsyncOpenAI, output: Output, folder: Path, part: str, batch, every: dict[str, Where],
-                   api: Api, left_out: Counter) -> list[str]:
+async def _collect(
+    client: openai.AsyncOpenAI,
+    output: Output,
+    folder: Path,
+    part: str,
+    batch,
+    every: dict[str, Where],
+    api: Api,
+    left_out: Counter,
+) -> list[str]:
     """Writes what a batch brought; returns the trajectories to ask for once more."""
     asked, again = _keys(folder, part), []
     names = list(asked)
@@ -166,10 +204,16 @@ async def _collect(client: openai.AsyncOpenAI, output: Output, folder: Path, par
                 response = result.get("response") or {}
                 if response.get("status_code") == 200:
                     reply = read_reply(response["body"], api)
-                elif (status := response.get("status_code") or 500) in (408, 409, 429) or status >= 500:
-                    continue                                  # it may pass: left for the next run
+                elif (status := response.get("status_code") or 500) in (
+                    408,
+                    409,
+                    429,
+                ) or status >= 500:
+                    continue  # it may pass: left for the next run
                 else:
-                    reply = Reply("", error=f"HTTP {status}: {json.dumps(response.get('body'))[:500]}")
+                    reply = Reply(
+                        "", error=f"HTTP {status}: {json.dumps(response.get('body'))[:500]}"
+                    )
             except (ValueError, KeyError, IndexError, TypeError, AttributeError):
                 left_out["line of a batch that cannot be read"] += 1
                 continue

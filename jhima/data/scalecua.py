@@ -7,6 +7,7 @@ fractions of the image; `index.Lines` tells which steps are one trajectory. Othe
 
 What real data gets wrong is `Broken` with a short reason, for the caller to count; nothing is repaired by guessing.
 """
+
 from __future__ import annotations
 
 import json
@@ -22,10 +23,10 @@ from jhima.data.jsonl_index import Lines
 from jhima.data.platforms import Style, read_style
 from jhima.prompts import Subtask
 
-MAX_IMAGES, MIN_SIDE = 9, 28              # ScaleCUA's loader rejects more, and smaller ones
+MAX_IMAGES, MIN_SIDE = 9, 28  # ScaleCUA's loader rejects more, and smaller ones
 
 
-MAX_CLICKS = 3                            # a turn that clicks more often in one place is noise
+MAX_CLICKS = 3  # a turn that clicks more often in one place is noise
 
 
 class Broken(ValueError):
@@ -35,6 +36,7 @@ class Broken(ValueError):
 @dataclass(frozen=True)
 class DataSet:
     """One entry of a meta file. Lines of steps that are `Broken` are counted in lines.left_out."""
+
     name: str
     root: Path
     style: Style
@@ -51,13 +53,14 @@ class DataSet:
             kept = round(self.repeat * 100) * count // 100
             return np.sort(np.random.default_rng(42).choice(count, kept, replace=False))
         whole = int(self.repeat)
-        return np.concatenate([*[every] * whole, every[:int((self.repeat - whole) * count)]])
+        return np.concatenate([*[every] * whole, every[: int((self.repeat - whole) * count)]])
 
 
 @dataclass(frozen=True)
 class Row:
     """A sample as stored and checked: turns are (human, gpt), with an <image> tag for each image."""
-    images: list[str]                     # paths below the data set's root
+
+    images: list[str]  # paths below the data set's root
     system: str | None
     turns: list[tuple[str, str]]
 
@@ -65,16 +68,18 @@ class Row:
 @dataclass(frozen=True)
 class DemoStep:
     """One step of a trajectory: o_t, h_t as text, and a_t."""
+
     image: str
     task: str
-    history: list[str]                    # operations; "" where the data does not hold an early one any more
+    history: list[str]  # operations; "" where the data does not hold an early one any more
     operation: str
-    reply: str                            # the gpt turn, with coordinates as fractions
+    reply: str  # the gpt turn, with coordinates as fractions
 
 
 @dataclass(frozen=True)
 class Trajectory:
     """A demonstration: its key (data set / folder), platform, task x, and steps (o_t, a_t)."""
+
     key: str
     platform: str
     task: str
@@ -85,12 +90,14 @@ class Trajectory:
 @dataclass(frozen=True)
 class Annotation:
     """A teacher's reading of a trajectory: ordered subtasks, and the actions it found unnecessary (None: none)."""
+
     trajectory: str
     subtasks: list[Subtask]
     unnecessary: str | None
 
 
 # ---- meta files ----
+
 
 def read_meta(path: Path | str, steps_only: bool = False) -> list[DataSet]:
     """The data sets of a meta file, indexed, in its order. Raises ValueError naming file and entry.
@@ -100,18 +107,32 @@ def read_meta(path: Path | str, steps_only: bool = False) -> list[DataSet]:
     path = Path(path)
     value = _read_json(path)
     if isinstance(value, list) and all(isinstance(other, str) for other in value):
-        return [data_set for other in value for data_set in read_meta(path.parent / other, steps_only)]
+        return [
+            data_set for other in value for data_set in read_meta(path.parent / other, steps_only)
+        ]
     if not isinstance(value, dict):
-        raise ValueError(f"{path}: expected an object that names data sets, or a list of meta files")
+        raise ValueError(
+            f"{path}: expected an object that names data sets, or a list of meta files"
+        )
     found = []
     for name, entry in value.items():
-        if not isinstance(entry, dict) or not all(isinstance(entry.get(k), str) for k in ("root", "annotation")):
+        if not isinstance(entry, dict) or not all(
+            isinstance(entry.get(k), str) for k in ("root", "annotation")
+        ):
             raise ValueError(f"{path}: {name}: expected an object with root and annotation")
         if any(entry[k].startswith("s3://") for k in ("root", "annotation")):
-            raise ValueError(f"{path}: {name}: s3:// is not read; download the data and give its folder")
+            raise ValueError(
+                f"{path}: {name}: s3:// is not read; download the data and give its folder"
+            )
         repeat = entry.get("repeat_time", 1)
-        if isinstance(repeat, bool) or not isinstance(repeat, (int, float)) or not 0 <= repeat < 1000:
-            raise ValueError(f"{path}: {name}: repeat_time: expected a number from 0, got {str(repeat)[:20]!r}")
+        if (
+            isinstance(repeat, bool)
+            or not isinstance(repeat, (int, float))
+            or not 0 <= repeat < 1000
+        ):
+            raise ValueError(
+                f"{path}: {name}: repeat_time: expected a number from 0, got {str(repeat)[:20]!r}"
+            )
         style = read_style(str(entry.get("conv_style", "")))
         if not (path.parent / entry["root"]).is_dir():
             raise ValueError(f"{path}: {name}: root: no such folder: {path.parent / entry['root']}")
@@ -126,7 +147,9 @@ def _read_json(path: Path) -> object:
     try:
         return json.loads(path.read_text("utf-8"))
     except OSError:
-        raise ValueError(f"{path}: no such file; expected a meta file that names data sets") from None
+        raise ValueError(
+            f"{path}: no such file; expected a meta file that names data sets"
+        ) from None
     except ValueError as error:
         raise ValueError(f"{path}: expected JSON: {error}") from None
 
@@ -141,6 +164,7 @@ def _place(line: bytes) -> tuple[str, str, int] | str:
 
 
 # ---- samples ----
+
 
 def read_row(line: bytes) -> Row:
     """A line of an annotation file, checked and put in order. Raises Broken."""
@@ -161,7 +185,11 @@ def read_row(line: bytes) -> Row:
     if any(i.startswith("/") or ".." in Path(i).parts for i in images):
         raise Broken("image outside its root")
     sizes = row.get("image_wh") if isinstance(row.get("image_wh"), list) else []
-    sides = [row.get("width"), row.get("height"), *(s for size in sizes if isinstance(size, list) for s in size)]
+    sides = [
+        row.get("width"),
+        row.get("height"),
+        *(s for size in sizes if isinstance(size, list) for s in size),
+    ]
     if images and any(isinstance(side, (int, float)) and side < MIN_SIDE for side in sides):
         raise Broken(f"image side below {MIN_SIDE}")
     system, turns = _turns(row.get("conversations"))
@@ -171,13 +199,25 @@ def read_row(line: bytes) -> Row:
 def _turns(conversations: object) -> tuple[str | None, list[tuple[str, str]]]:
     """A conversation as (system, pairs of human and gpt)."""
     if not isinstance(conversations, list) or not all(
-            isinstance(t, dict) and isinstance(t.get("value"), str) and t["value"].strip() for t in conversations):
+        isinstance(t, dict) and isinstance(t.get("value"), str) and t["value"].strip()
+        for t in conversations
+    ):
         raise Broken("conversations without text")
-    system = conversations[0]["value"] if conversations and conversations[0].get("from") == "system" else None
+    system = (
+        conversations[0]["value"]
+        if conversations and conversations[0].get("from") == "system"
+        else None
+    )
     said = conversations[1:] if system is not None else conversations
-    if not said or len(said) % 2 or any(t.get("from") != ("human", "gpt")[i % 2] for i, t in enumerate(said)):
+    if (
+        not said
+        or len(said) % 2
+        or any(t.get("from") != ("human", "gpt")[i % 2] for i, t in enumerate(said))
+    ):
         raise Broken("turns not human and gpt in turn")
-    if system is not None and "InternVL" in system:       # another model's name: ScaleCUA ignores these, too
+    if (
+        system is not None and "InternVL" in system
+    ):  # another model's name: ScaleCUA ignores these, too
         system = None
     return system, [(h["value"], g["value"]) for h, g in zip(said[::2], said[1::2])]
 
@@ -189,7 +229,9 @@ def _tagged(turns: list[tuple[str, str]], images: int) -> list[tuple[str, str]]:
         return turns
     if tags and images != 1:
         raise Broken("image tags do not match images")
-    (first, reply), *rest = [(human.replace("<image>\n", "").replace("<image>", ""), gpt) for human, gpt in turns]
+    (first, reply), *rest = [
+        (human.replace("<image>\n", "").replace("<image>", ""), gpt) for human, gpt in turns
+    ]
     return [("<image>\n" * images + first, reply), *rest]
 
 
@@ -220,19 +262,32 @@ def read_step(row: Row) -> DemoStep:
     if found[2].strip() not in ("", "None"):
         before, *listed = re.split(r"^Step (\d{1,4}):[ \t]*", found[2], flags=re.MULTILINE)
         numbers = [int(n) for n in listed[::2]]
-        if before.strip() or not numbers or numbers != list(range(numbers[0], numbers[-1] + 1)) or not numbers[0]:
+        if (
+            before.strip()
+            or not numbers
+            or numbers != list(range(numbers[0], numbers[-1] + 1))
+            or not numbers[0]
+        ):
             raise Broken("history of unknown form")
         known = [re.sub(r'^"(.*)"$', r"\1", text.strip(), flags=re.DOTALL) for text in listed[1::2]]
         history = [""] * (numbers[0] - 1) + known
     return DemoStep(row.images[0], found[1].strip(), history, operation[1], reply)
 
 
-def write_step(image: str, width: int, height: int, task: str, operations: list[str], reply: str) -> dict:
+def write_step(
+    image: str, width: int, height: int, task: str, operations: list[str], reply: str
+) -> dict:
     """One step as ScaleCUA stores it (the exact inverse of what `read_step` reads)."""
-    history = "\n".join(f'Step {k}: "{operation}"' for k, operation in enumerate(operations, 1)) or "None"
+    history = (
+        "\n".join(f'Step {k}: "{operation}"' for k, operation in enumerate(operations, 1)) or "None"
+    )
     ask = f"<image>\nWhat is the next move?\n\nTask: {task}\n\nPrevious operations:\n{history}"
-    return {"image": image, "width": width, "height": height,
-            "conversations": [{"from": "human", "value": ask}, {"from": "gpt", "value": reply}]}
+    return {
+        "image": image,
+        "width": width,
+        "height": height,
+        "conversations": [{"from": "human", "value": ask}, {"from": "gpt", "value": reply}],
+    }
 
 
 def in_grammar(reply: str) -> str:
@@ -246,10 +301,20 @@ def in_grammar(reply: str) -> str:
     block = _ACTION.search(reply)
     if block is None:
         raise Broken("no <action>")
-    calls = re.sub(r"^([ \t]*)hotkey\(keys=(['\"])([^'\"\n]+)\2\)", lambda m: f"{m[1]}hotkey("
-                   + ", ".join(repr(k.strip()) for k in m[3].split("+") if k.strip()) + ")", block[0], flags=re.MULTILINE)
+    calls = re.sub(
+        r"^([ \t]*)hotkey\(keys=(['\"])([^'\"\n]+)\2\)",
+        lambda m: (
+            f"{m[1]}hotkey("
+            + ", ".join(repr(k.strip()) for k in m[3].split("+") if k.strip())
+            + ")"
+        ),
+        block[0],
+        flags=re.MULTILINE,
+    )
     calls = re.sub(r"^([ \t]*)key\((?:keys?=)?", r"\1press(keys=", calls, flags=re.MULTILINE)
-    calls = re.sub(r"^([ \t]*terminate\(status=['\"])fail(['\"])", r"\1failure\2", calls, flags=re.MULTILINE)
+    calls = re.sub(
+        r"^([ \t]*terminate\(status=['\"])fail(['\"])", r"\1failure\2", calls, flags=re.MULTILINE
+    )
     calls = re.sub(r"^([ \t]*terminate\(.*?), info=None\)", r"\1)", calls, flags=re.MULTILINE)
     clicks = re.search(r"^[ \t]*click\(.*\bclicks=(\d+)", calls, re.MULTILINE)
     if clicks and int(clicks[1]) > MAX_CLICKS:
@@ -257,10 +322,11 @@ def in_grammar(reply: str) -> str:
     pressed = re.search(r"^[ \t]*press\((?:keys=)?(['\"])(.*?)\1", calls, re.MULTILINE)
     if pressed and re.search(r"\w\s+\w|\w{14}", pressed[2]):
         raise Broken("text in press")
-    return reply[:block.start()] + calls + reply[block.end():]
+    return reply[: block.start()] + calls + reply[block.end() :]
 
 
 # ---- trajectories ----
+
 
 def trajectory_keys(data_set: DataSet) -> list[str]:
     """A key for each trajectory of a data set, by its number there."""
@@ -295,10 +361,14 @@ def read_annotations(path: Path | str) -> dict[str, Annotation]:
         try:
             if row["subtasks"]:
                 subtasks = [Subtask(g["title"], g["goal"]) for g in row["subtasks"]]
-                found[row["trajectory"]] = Annotation(row["trajectory"], subtasks, row["unnecessary"])
+                found[row["trajectory"]] = Annotation(
+                    row["trajectory"], subtasks, row["unnecessary"]
+                )
         except (KeyError, TypeError) as error:
-            raise ValueError(f"{place}: expected a line of annotate.py (trajectory, subtasks, unnecessary): "
-                             f"{error!r}") from None
+            raise ValueError(
+                f"{place}: expected a line of annotate.py (trajectory, subtasks, unnecessary): "
+                f"{error!r}"
+            ) from None
     return found
 
 

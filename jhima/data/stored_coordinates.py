@@ -2,6 +2,7 @@
 
 Pixels are those of the resized image (`smart_resize`). Rounding is Python's: to the nearest, halves to even.
 """
+
 from __future__ import annotations
 
 import json
@@ -16,8 +17,10 @@ _STRING = r"'(?:\\.|[^'\\\n])*'|\"(?:\\.|[^\"\\\n])*\""
 _NUMBER = r"-?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 
 
-_IN_CALL = re.compile(rf"(?P<string>{_STRING})|\b(?P<axis>[xy])(?P<equals>\s*=\s*)(?P<value>{_NUMBER})|"
-                      rf"\[\s*(?P<px>{_NUMBER})\s*,\s*(?P<py>{_NUMBER})\s*\]")
+_IN_CALL = re.compile(
+    rf"(?P<string>{_STRING})|\b(?P<axis>[xy])(?P<equals>\s*=\s*)(?P<value>{_NUMBER})|"
+    rf"\[\s*(?P<px>{_NUMBER})\s*,\s*(?P<py>{_NUMBER})\s*\]"
+)
 
 
 _ACTION = re.compile(r"(?<=<action>)(.*?)(?=</action>)", re.DOTALL)
@@ -46,8 +49,11 @@ def to_pixels(reply: str, width: int, height: int) -> str:
     calls = _ACTION.search(reply)
     if calls is None:
         return _loose(reply, w, h)
-    return _loose(reply[:calls.start()], w, h) + _IN_CALL.sub(lambda m: _in_call(m, w, h), calls[1]) + \
-        _loose(reply[calls.end():], w, h)
+    return (
+        _loose(reply[: calls.start()], w, h)
+        + _IN_CALL.sub(lambda m: _in_call(m, w, h), calls[1])
+        + _loose(reply[calls.end() :], w, h)
+    )
 
 
 def _in_call(m: re.Match[str], w: int, h: int) -> str:
@@ -66,8 +72,16 @@ def _scale(value: str, span: int) -> int:
 
 
 def _loose(text: str, w: int, h: int) -> str:
-    text = re.sub(r"\b(x|y)=(0?\.\d+)", lambda m: f"{m[1]}={round(float(m[2]) * (w if m[1] == 'x' else h))}", text)
-    return re.sub(r"\[(0?\.\d+), ?(0?\.\d+)\]", lambda m: f"[{round(float(m[1]) * w)}, {round(float(m[2]) * h)}]", text)
+    text = re.sub(
+        r"\b(x|y)=(0?\.\d+)",
+        lambda m: f"{m[1]}={round(float(m[2]) * (w if m[1] == 'x' else h))}",
+        text,
+    )
+    return re.sub(
+        r"\[(0?\.\d+), ?(0?\.\d+)\]",
+        lambda m: f"[{round(float(m[1]) * w)}, {round(float(m[2]) * h)}]",
+        text,
+    )
 
 
 def to_fractions(call: str, width: int, height: int) -> str:
@@ -77,8 +91,12 @@ def to_fractions(call: str, width: int, height: int) -> str:
     'click(x=0.5000, y=0.2500)'
     """
     w, h = smart_resize(width, height)
-    call = re.sub(r"\b(x|y)=(\d+)\b", lambda m: f"{m[1]}={int(m[2]) / (w if m[1] == 'x' else h):.4f}", call)
-    return re.sub(r"\[(\d+), (\d+)\]", lambda m: f"[{int(m[1]) / w:.4f}, {int(m[2]) / h:.4f}]", call)
+    call = re.sub(
+        r"\b(x|y)=(\d+)\b", lambda m: f"{m[1]}={int(m[2]) / (w if m[1] == 'x' else h):.4f}", call
+    )
+    return re.sub(
+        r"\[(\d+), (\d+)\]", lambda m: f"[{int(m[1]) / w:.4f}, {int(m[2]) / h:.4f}]", call
+    )
 
 
 def boxes_to_json(reply: str, width: int, height: int) -> str:
@@ -99,8 +117,14 @@ def boxes_to_json(reply: str, width: int, height: int) -> str:
     found = _REFERRED.findall(reply)
     if not found:
         return boxes_in_place(reply, width, height)
-    items = [json.dumps({"bbox_2d" if kind == "box" else "point_2d": shape, "label": label.strip()}, ensure_ascii=False)
-             for label, kind, shapes in found for shape in _rescaled(shapes, kind, width, height)]
+    items = [
+        json.dumps(
+            {"bbox_2d" if kind == "box" else "point_2d": shape, "label": label.strip()},
+            ensure_ascii=False,
+        )
+        for label, kind, shapes in found
+        for shape in _rescaled(shapes, kind, width, height)
+    ]
     return "```json\n[\n" + ",\n".join(items) + "\n]\n```"
 
 
@@ -117,9 +141,16 @@ def _rescaled(shapes: str, kind: str, width: int, height: int) -> list[list[int]
     except ValueError:
         values = None
     if isinstance(values, list) and values and not isinstance(values[0], list):
-        values = [values]                                  # one shape without the outer brackets
-    if not isinstance(values, list) or not values or not all(
-            isinstance(v, list) and len(v) == (4 if kind == "box" else 2)
-            and all(isinstance(n, (int, float)) and 0 <= n <= 1000 for n in v) for v in values):
+        values = [values]  # one shape without the outer brackets
+    if (
+        not isinstance(values, list)
+        or not values
+        or not all(
+            isinstance(v, list)
+            and len(v) == (4 if kind == "box" else 2)
+            and all(isinstance(n, (int, float)) and 0 <= n <= 1000 for n in v)
+            for v in values
+        )
+    ):
         raise ValueError(f"<{kind}> {shapes[:40]} is no list of numbers from 0 to 1000")
     return [[round(n / 1000 * (w, h)[i % 2]) for i, n in enumerate(v)] for v in values]

@@ -4,6 +4,7 @@ A request is one user message with the appendix prompt and its screenshots. What
 a time-out, a body cut short) is waited out with growing pauses; a request that the server refuses for good is recorded
 as failed; what no request can survive (a wrong key, no money left) is `Refused` and ends the run.
 """
+
 from __future__ import annotations
 
 import asyncio
@@ -27,10 +28,10 @@ from jhima.data.teacher_prompts import annotation_parts, read_annotation
 Api = Literal["chat", "responses"]
 
 
-LONGEST_PAUSE = 60.0                      # seconds between two tries
+LONGEST_PAUSE = 60.0  # seconds between two tries
 
 
-OUTPUT_TOKENS = 700                       # of a reply, for the estimate: 300 written, the rest thought
+OUTPUT_TOKENS = 700  # of a reply, for the estimate: 300 written, the rest thought
 
 
 class Refused(RuntimeError):
@@ -44,12 +45,14 @@ class Unreachable(RuntimeError):
 @dataclass(frozen=True)
 class Reply:
     """A teacher's text (or why there is none for good), and the tokens it took in and gave out."""
+
     text: str
     error: str = ""
     tokens: tuple[int, int] = (0, 0)
 
 
 # ---- requests ----
+
 
 def load(data_set: DataSet, number: int) -> tuple[Trajectory, list[str | bytes]]:
     """A trajectory, and its request as interleaved texts and screenshots. Raises Broken, or OSError for an image."""
@@ -71,7 +74,11 @@ def request_body(parts: list[str | bytes], model: str, api: Api) -> dict:
         url = f"data:image/{kind};base64," + base64.b64encode(part).decode()
         content.append({"type": image, "image_url": {"url": url} if api == "chat" else url})
     message = [{"role": "user", "content": content}]
-    return {"model": model, "messages": message} if api == "chat" else {"model": model, "input": message}
+    return (
+        {"model": model, "messages": message}
+        if api == "chat"
+        else {"model": model, "input": message}
+    )
 
 
 def estimate_tokens(trajectory: Trajectory, parts: list[str | bytes]) -> int:
@@ -85,6 +92,7 @@ def estimate_tokens(trajectory: Trajectory, parts: list[str | bytes]) -> int:
 
 # ---- replies ----
 
+
 def read_reply(body: object, api: Api) -> Reply:
     """The reply in a response's JSON. Raises ValueError for JSON of another kind: a proxy's page, a body cut short."""
     try:
@@ -93,8 +101,13 @@ def read_reply(body: object, api: Api) -> Reply:
             text = body["choices"][0]["message"]["content"] or ""
             tokens = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
         else:
-            text = "".join(part["text"] for item in body["output"] if item["type"] == "message"
-                           for part in item["content"] if part["type"] == "output_text")
+            text = "".join(
+                part["text"]
+                for item in body["output"]
+                if item["type"] == "message"
+                for part in item["content"]
+                if part["type"] == "output_text"
+            )
             tokens = usage.get("input_tokens", 0), usage.get("output_tokens", 0)
         if not isinstance(text, str):
             raise TypeError("text is no string")
@@ -103,24 +116,41 @@ def read_reply(body: object, api: Api) -> Reply:
         raise ValueError(f"no reply of the {api} API: {error!r}") from None
 
 
-async def ask(client: openai.AsyncOpenAI, body: dict, api: Api, tries: int, timeout: float) -> Reply:
+async def ask(
+    client: openai.AsyncOpenAI, body: dict, api: Api, tries: int, timeout: float
+) -> Reply:
     """One reply. Raises Unreachable after `tries` failures that may pass, Refused for one that will not."""
-    create = client.chat.completions.with_raw_response.create if api == "chat" else client.responses.with_raw_response.create
+    create = (
+        client.chat.completions.with_raw_response.create
+        if api == "chat"
+        else client.responses.with_raw_response.create
+    )
     failure: Exception | None = None
     for attempt in range(tries):
         try:
-            async with asyncio.timeout(timeout):              # of the whole exchange: a server may drip bytes for hours
+            async with asyncio.timeout(
+                timeout
+            ):  # of the whole exchange: a server may drip bytes for hours
                 response = await create(**body)
                 return read_reply(json.loads(response.text), api)
-        except (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError) as error:
+        except (
+            openai.AuthenticationError,
+            openai.PermissionDeniedError,
+            openai.NotFoundError,
+        ) as error:
             raise Refused(str(error)) from None
         except openai.RateLimitError as error:
             if error.code == "insufficient_quota":
                 raise Refused(str(error)) from None
             failure = error
-        except (openai.APIConnectionError, openai.InternalServerError, openai.ConflictError, TimeoutError,
-                ValueError) as error:
-            failure = error                                   # ValueError: not the JSON of a reply
+        except (
+            openai.APIConnectionError,
+            openai.InternalServerError,
+            openai.ConflictError,
+            TimeoutError,
+            ValueError,
+        ) as error:
+            failure = error  # ValueError: not the JSON of a reply
         except openai.APIStatusError as error:
             if error.status_code != 408:
                 return Reply("", error=f"HTTP {error.status_code}: {str(error)[:500]}")
@@ -138,25 +168,45 @@ def pause(attempt: int, response: object = None) -> float:
             return asked
     except (AttributeError, KeyError, ValueError):
         pass
-    return min(LONGEST_PAUSE, 2.0 ** attempt) * random.uniform(0.5, 1.0)
+    return min(LONGEST_PAUSE, 2.0**attempt) * random.uniform(0.5, 1.0)
 
 
 def output_row(trajectory: Trajectory, reply: Reply, last: bool) -> dict | None:
     """A trajectory's line of output; None for a reply that cannot be read and is not the last one to be asked for."""
-    row = {"trajectory": trajectory.key, "platform": PLATFORMS[trajectory.platform], "task": trajectory.task, "analysis": "",
-           "subtasks": [], "unnecessary": None, "odd": irregularities(trajectory), "tokens": list(reply.tokens)}
+    row = {
+        "trajectory": trajectory.key,
+        "platform": PLATFORMS[trajectory.platform],
+        "task": trajectory.task,
+        "analysis": "",
+        "subtasks": [],
+        "unnecessary": None,
+        "odd": irregularities(trajectory),
+        "tokens": list(reply.tokens),
+    }
     try:
         analysis, subtasks, unnecessary = read_annotation(reply.text)
     except ValueError as error:
         if not (last or reply.error):
             return None
         return row | {"reply": reply.text, "failed": True, "error": reply.error or str(error)}
-    return row | {"analysis": analysis, "subtasks": [vars(g) for g in subtasks], "unnecessary": unnecessary,
-                  "reply": reply.text, "failed": False}
+    return row | {
+        "analysis": analysis,
+        "subtasks": [vars(g) for g in subtasks],
+        "unnecessary": unnecessary,
+        "reply": reply.text,
+        "failed": False,
+    }
 
 
-async def annotate(client: openai.AsyncOpenAI, data_set: DataSet, number: int, model: str, api: Api, tries: int,
-                   timeout: float) -> dict:
+async def annotate(
+    client: openai.AsyncOpenAI,
+    data_set: DataSet,
+    number: int,
+    model: str,
+    api: Api,
+    tries: int,
+    timeout: float,
+) -> dict:
     """One trajectory's line of output. A reply that cannot be read is asked for once more."""
     trajectory, parts = await asyncio.to_thread(load, data_set, number)
     body = await asyncio.to_thread(request_body, parts, model, api)
@@ -170,6 +220,7 @@ async def annotate(client: openai.AsyncOpenAI, data_set: DataSet, number: int, m
 
 
 # ---- the output ----
+
 
 class Output:
     """A JSON-lines file that only grows, by one process at a time.
@@ -195,7 +246,9 @@ class Output:
                 row = json.loads(line)
                 self._count(row)
             except (ValueError, KeyError, TypeError):
-                raise ValueError(f"{path}: holds lines that annotate.py did not write; give another --out") from None
+                raise ValueError(
+                    f"{path}: holds lines that annotate.py did not write; give another --out"
+                ) from None
             whole += len(line)
         self._file.truncate(whole)
 
@@ -207,7 +260,9 @@ class Output:
     def add(self, row: dict) -> None:
         """Appends a line, once a trajectory."""
         if row["trajectory"] not in self.done:
-            self._file.write(json.dumps(row).encode() + b"\n")             # ASCII: a reply may hold lone surrogates
+            self._file.write(
+                json.dumps(row).encode() + b"\n"
+            )  # ASCII: a reply may hold lone surrogates
             self._file.flush()
             self._count(row)
 

@@ -1,4 +1,5 @@
 """The teacher's prompt (appendix, section 10: same slots, guidelines and output format, in our words), and its reply read."""
+
 from __future__ import annotations
 
 import re
@@ -51,7 +52,10 @@ def annotation_parts(task: str, first: bytes, steps: list[tuple[str, bytes]]) ->
     """
     parts: list[str | bytes] = [fill_slots(ANNOTATION_INTRO, task=_line(task)), first]
     for number, (operation, after) in enumerate(steps, 1):
-        parts += [f"Step {number}: {_line(operation)}", *(["Screenshot after it:", after] if after else [])]
+        parts += [
+            f"Step {number}: {_line(operation)}",
+            *(["Screenshot after it:", after] if after else []),
+        ]
     return [*parts, ANNOTATION_GUIDE]
 
 
@@ -61,9 +65,13 @@ def read_annotation(text: str) -> tuple[str, list[Subtask], str | None]:
     Raises ValueError, saying what is missing, for a reply that is not in the format: the three sections in order, one
     to five numbered subtasks each with a title and a goal, and NONE or YES.
     """
-    sections = re.fullmatch(r"\s*\[SUBGOAL ANALYSIS\](.*?)\[SUBTASKS\](.*?)\[UNNECESSARY ACTIONS\](.*)", text, re.DOTALL)
+    sections = re.fullmatch(
+        r"\s*\[SUBGOAL ANALYSIS\](.*?)\[SUBTASKS\](.*?)\[UNNECESSARY ACTIONS\](.*)", text, re.DOTALL
+    )
     if sections is None:
-        raise ValueError("expected the sections [SUBGOAL ANALYSIS], [SUBTASKS], [UNNECESSARY ACTIONS] in this order")
+        raise ValueError(
+            "expected the sections [SUBGOAL ANALYSIS], [SUBTASKS], [UNNECESSARY ACTIONS] in this order"
+        )
     analysis, listed, verdict = (section.strip() for section in sections.groups())
     blocks = re.split(r"^SUBTASK \d+:[ \t]*", listed, flags=re.MULTILINE)[1:]
     if not 1 <= len(blocks) <= 5:
@@ -72,9 +80,15 @@ def read_annotation(text: str) -> tuple[str, list[Subtask], str | None]:
     for number, block in enumerate(blocks, 1):
         found = re.fullmatch(r"\s*(.+?)\s*\n-? ?Goal:\s*(.+)", block.strip(), re.DOTALL)
         if found is None:
-            raise ValueError(f"subtask {number}: expected a title and a line `- Goal:` with the goal")
+            raise ValueError(
+                f"subtask {number}: expected a title and a line `- Goal:` with the goal"
+            )
         subtasks.append(Subtask(_line(found[1]), _line(found[2])))
     decision = re.match(r"<?(NONE|YES)\b>?[:\s]*(.*)", verdict, re.DOTALL | re.IGNORECASE)
     if decision is None:
         raise ValueError("expected NONE or YES under [UNNECESSARY ACTIONS]")
-    return analysis, subtasks, (_line(decision[2]) or "unnamed") if decision[1].upper() == "YES" else None
+    return (
+        analysis,
+        subtasks,
+        (_line(decision[2]) or "unnamed") if decision[1].upper() == "YES" else None,
+    )

@@ -1,4 +1,5 @@
 """Qwen2.5-VL's positions: image placeholders expanded, and multimodal rotary positions (M-RoPE)."""
+
 from __future__ import annotations
 
 from functools import lru_cache
@@ -18,9 +19,11 @@ def expand(prompt_ids: list[int], image_pad: int, tokens: int) -> list[int]:
     [1, 9, 9, 9, 2]
     """
     if prompt_ids.count(image_pad) != 1:
-        raise ValueError(f"expected one image placeholder in a collapsed prompt, found {prompt_ids.count(image_pad)}")
+        raise ValueError(
+            f"expected one image placeholder in a collapsed prompt, found {prompt_ids.count(image_pad)}"
+        )
     at = prompt_ids.index(image_pad)
-    return prompt_ids[:at] + [image_pad] * tokens + prompt_ids[at + 1:]
+    return prompt_ids[:at] + [image_pad] * tokens + prompt_ids[at + 1 :]
 
 
 def mrope_positions(ids: Tensor, image_pad: int, grid: tuple[int, int]) -> Tensor:
@@ -35,11 +38,11 @@ def mrope_positions(ids: Tensor, image_pad: int, grid: tuple[int, int]) -> Tenso
     return _positions(int((ids == image_pad).nonzero()[0]), len(ids), grid)
 
 
-@lru_cache(maxsize=4096)        # they depend on lengths alone, which come again and again
+@lru_cache(maxsize=4096)  # they depend on lengths alone, which come again and again
 def _positions(start: int, length: int, grid: tuple[int, int]) -> Tensor:
     rows, columns = grid[0] // MERGE, grid[1] // MERGE
     after = start + rows * columns
-    positions = torch.arange(length).repeat(3, 1)                            # [3, L]
+    positions = torch.arange(length).repeat(3, 1)  # [3, L]
     positions[0, start:after] = start
     positions[1, start:after] = start + torch.arange(rows).repeat_interleave(columns)
     positions[2, start:after] = start + torch.arange(columns).repeat(rows)

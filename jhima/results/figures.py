@@ -1,4 +1,5 @@
 """Figures of a run: success during training, and subgoal completion against success (figure 2)."""
+
 from __future__ import annotations
 
 import argparse
@@ -39,8 +40,6 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-
-
 def learning_curve(metrics: Path, png: Path | BinaryIO) -> None:
     """Draw success during training against batch; `png` is a path or an open binary file. 900 pixels wide.
 
@@ -52,32 +51,58 @@ def learning_curve(metrics: Path, png: Path | BinaryIO) -> None:
     """
     batches: dict[int, dict[str, Any]] = {}
     for row in read_metrics(metrics):
-        reward = row.get("reward")                      # null, or in old files NaN: no episode of the batch was scored
+        reward = row.get("reward")  # null, or in old files NaN: no episode of the batch was scored
         if "batch" in row and reward is not None and not math.isnan(reward):
-            batches.setdefault(row["batch"], row)       # later passes repeat the batch's reward
+            batches.setdefault(row["batch"], row)  # later passes repeat the batch's reward
     if not batches:
         raise ValueError(f"{metrics}: no row has a batch and its reward yet")
     x, rows = np.array(list(batches), dtype=float), list(batches.values())
-    column = {key: np.array([row.get(key, math.nan) for row in rows], dtype=float)
-              for key in ("reward", "episodes", "episodes_lost", "plan_spread", "decomposer/no_signal",
-                          "actor/all_0", "actor/all_1")}                                                # each [batches]
-    lower = [(label, colour, values) for label, colour, values in (
-        ("best minus worst plan", ACCENT, column["plan_spread"]),
-        ("tasks whose plans tie", SECOND, column["decomposer/no_signal"]),
-        ("plans all 0 or all 1", SOFT, column["actor/all_0"] + column["actor/all_1"])) if not np.isnan(values).all()]
+    column = {
+        key: np.array([row.get(key, math.nan) for row in rows], dtype=float)
+        for key in (
+            "reward",
+            "episodes",
+            "episodes_lost",
+            "plan_spread",
+            "decomposer/no_signal",
+            "actor/all_0",
+            "actor/all_1",
+        )
+    }  # each [batches]
+    lower = [
+        (label, colour, values)
+        for label, colour, values in (
+            ("best minus worst plan", ACCENT, column["plan_spread"]),
+            ("tasks whose plans tie", SECOND, column["decomposer/no_signal"]),
+            ("plans all 0 or all 1", SOFT, column["actor/all_0"] + column["actor/all_1"]),
+        )
+        if not np.isnan(values).all()
+    ]
 
     figure = Figure(figsize=(9, 6.2 if lower else 4.2), dpi=100, layout="constrained")
     heights = [2, 1] if lower else [1]
     axes = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     window = max(1, min(len(x), max(3, round(len(x) / 10))))
-    _draw_success(axes[0], x, column["reward"], column["episodes"] - column["episodes_lost"], window)
+    _draw_success(
+        axes[0], x, column["reward"], column["episodes"] - column["episodes_lost"], window
+    )
     for label, colour, values in lower:
-        axes[1].plot(x, values, color=colour, linewidth=1.6, marker="o", markersize=2.5, label=label)
+        axes[1].plot(
+            x, values, color=colour, linewidth=1.6, marker="o", markersize=2.5, label=label
+        )
     for axis in axes:
         axis.set_ylim(bottom=0)
         plain(axis)
-        axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False, fontsize=10, labelcolor=INK,
-                    borderaxespad=0.2, handlelength=1.6)
+        axis.legend(
+            loc="lower left",
+            bbox_to_anchor=(0, 1),
+            ncols=3,
+            frameon=False,
+            fontsize=10,
+            labelcolor=INK,
+            borderaxespad=0.2,
+            handlelength=1.6,
+        )
     axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     axes[-1].set_xlabel("rollout batch", fontsize=11, color=INK)
     figure.savefig(png, format="png", facecolor="white")
@@ -87,12 +112,18 @@ def _draw_success(axis: Axes, x: Array, reward: Array, scored: Array, window: in
     """All [batches]; `scored` counts the episodes behind a batch's mean reward, NaN where it was not logged."""
     counted = (scored > 0).all()
     weight = scored if counted else np.ones_like(reward)
-    last = np.ones(window)                                              # sums over each batch and those before it
-    successes, trials = (np.convolve(values, last)[:len(x)] for values in (reward * weight, weight))
+    last = np.ones(window)  # sums over each batch and those before it
+    successes, trials = (
+        np.convolve(values, last)[: len(x)] for values in (reward * weight, weight)
+    )
     if counted:
         bounds = [wilson(round(k), round(n)) for k, n in zip(successes, trials)]
-        axis.fill_between(x, *zip(*bounds), color=ACCENT, alpha=0.14, linewidth=0, label="95 % binomial")
-    axis.scatter(x, reward, s=16, color=ACCENT, alpha=0.45, linewidths=0, label="success in a batch")
+        axis.fill_between(
+            x, *zip(*bounds), color=ACCENT, alpha=0.14, linewidth=0, label="95 % binomial"
+        )
+    axis.scatter(
+        x, reward, s=16, color=ACCENT, alpha=0.45, linewidths=0, label="success in a batch"
+    )
     axis.plot(x, successes / trials, color=ACCENT, linewidth=2.2, label=f"mean of {window} batches")
     axis.set_ylabel("success during training", fontsize=11, color=INK)
 
@@ -121,18 +152,40 @@ def subgoal_figure(results: dict[str, Progress], png: Path | BinaryIO) -> None:
         label = name.replace("$", r"\$")
         if found.auroc:
             false, true, _ = roc_curve(found.success, found.share)
-            left.plot(false, true, color=colour, linewidth=2, marker="o", markersize=4,
-                      label=f"{label}: AUROC {found.auroc[0]:.3f}")
+            left.plot(
+                false,
+                true,
+                color=colour,
+                linewidth=2,
+                marker="o",
+                markersize=4,
+                label=f"{label}: AUROC {found.auroc[0]:.3f}",
+            )
         else:
             left.plot([], [], color=colour, label=f"{label}: no AUROC, all episodes alike")
         points = [(i, b) for i, b in enumerate(found.bins) if b.episodes]
         x, y = [i + shift for i, _ in points], [b.success for _, b in points]
-        right.errorbar(x, y, [[b.success - b.low for _, b in points], [b.high - b.success for _, b in points]],
-                       color=colour, linewidth=1.4, marker="o", markersize=6, capsize=3,
-                       label=label + (f": \u03c4 = {found.tau[0]:.3f}" if found.tau else ""))
+        right.errorbar(
+            x,
+            y,
+            [[b.success - b.low for _, b in points], [b.high - b.success for _, b in points]],
+            color=colour,
+            linewidth=1.4,
+            marker="o",
+            markersize=6,
+            capsize=3,
+            label=label + (f": \u03c4 = {found.tau[0]:.3f}" if found.tau else ""),
+        )
         for place, (_, b) in zip(x, points):
-            right.annotate(str(b.episodes), (place, b.high), (0, 3), textcoords="offset points", fontsize=8,
-                           color=colour, ha="center")
+            right.annotate(
+                str(b.episodes),
+                (place, b.high),
+                (0, 3),
+                textcoords="offset points",
+                fontsize=8,
+                color=colour,
+                ha="center",
+            )
     for axis in (left, right):
         plain(axis)
         axis.set_ylim(-0.02, 1.08)

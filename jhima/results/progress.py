@@ -1,4 +1,5 @@
 """How completed subtasks and success go together (figure 2): AUROC, Kendall's tau, success by completed share."""
+
 from __future__ import annotations
 
 import math
@@ -16,7 +17,13 @@ RESAMPLES = 1000
 
 # Plans have two to five subtasks: finer bins would be empty. A share is in the first bin whose upper end it does not
 # exceed.
-BINS = (("none", 0.0), ("up to 1/3", 1 / 3), ("up to 2/3", 2 / 3), ("less than all", 1 - 1e-9), ("all", 1.0))
+BINS = (
+    ("none", 0.0),
+    ("up to 1/3", 1 / 3),
+    ("up to 2/3", 2 / 3),
+    ("less than all", 1 - 1e-9),
+    ("all", 1.0),
+)
 
 
 @dataclass(frozen=True)
@@ -25,6 +32,7 @@ class Verdicts:
 
     `request` is the hash of model and messages: an episode that was played anew is judged anew.
     """
+
     episode: str
     request: str
     completed: tuple[bool, ...]
@@ -32,12 +40,13 @@ class Verdicts:
 
 
 def episode_key(e: EpisodeRecord) -> str:
-    return "/".join(e.folder.parts[-3:])                        # batch/task/p0_e0
+    return "/".join(e.folder.parts[-3:])  # batch/task/p0_e0
 
 
 @dataclass(frozen=True)
 class Bin:
     """Episodes whose completed share lies in one bin; success with its 95 % Wilson interval, None for no episode."""
+
     label: str
     episodes: int
     success: float | None
@@ -51,6 +60,7 @@ class Progress:
 
     share, success: of each judged episode, for the ROC curve. unjudged: scored episodes with a plan and no verdict.
     """
+
     episodes: int
     tasks: int
     unjudged: int
@@ -70,12 +80,24 @@ def progress(groups: list[GroupRecord], verdicts: dict[str, Verdicts]) -> Progre
                 if found is None or len(found.completed) != len(subtasks):
                     unjudged += 1
                 else:
-                    rows.append((sum(found.completed) / len(subtasks), int(e.reward), group.task.id))
-    share, success = np.array([row[0] for row in rows]), np.array([row[1] for row in rows], dtype=int)
+                    rows.append(
+                        (sum(found.completed) / len(subtasks), int(e.reward), group.task.id)
+                    )
+    share, success = (
+        np.array([row[0] for row in rows]),
+        np.array([row[1] for row in rows], dtype=int),
+    )
     tasks = np.array([row[2] for row in rows])
-    return Progress(len(rows), len(set(tasks)), unjudged, with_interval(auroc, share, success, tasks),
-                    with_interval(tau, share, success, tasks), bins(share, success), tuple(share.tolist()),
-                    tuple(success.tolist()))
+    return Progress(
+        len(rows),
+        len(set(tasks)),
+        unjudged,
+        with_interval(auroc, share, success, tasks),
+        with_interval(tau, share, success, tasks),
+        bins(share, success),
+        tuple(share.tolist()),
+        tuple(success.tolist()),
+    )
 
 
 def auroc(share: Array, success: Array) -> float:
@@ -88,8 +110,9 @@ def tau(share: Array, success: Array) -> float:
     return float(kendalltau(share, success).statistic) if len(share) > 1 else math.nan
 
 
-def with_interval(statistic: Callable[[Array, Array], float], share: Array, success: Array,
-                  tasks: Array) -> tuple[float, float, float] | None:
+def with_interval(
+    statistic: Callable[[Array, Array], float], share: Array, success: Array, tasks: Array
+) -> tuple[float, float, float] | None:
     """(value, low, high), the 95 % interval by a bootstrap that draws tasks with all their episodes; all [n].
 
     Draws in which the statistic does not exist (every episode a failure) are left out. None where the value itself
@@ -108,12 +131,14 @@ def with_interval(statistic: Callable[[Array, Array], float], share: Array, succ
 
 
 def bins(share: Array, success: Array) -> tuple[Bin, ...]:
-    which = np.searchsorted([upper for _, upper in BINS], share, side="left")          # [n]
+    which = np.searchsorted([upper for _, upper in BINS], share, side="left")  # [n]
     found = []
     for number, (label, _) in enumerate(BINS):
         inside = success[which == number]
         bounds = wilson(int(inside.sum()), len(inside)) if len(inside) else (None, None)
-        found.append(Bin(label, len(inside), float(inside.mean()) if len(inside) else None, *bounds))
+        found.append(
+            Bin(label, len(inside), float(inside.mean()) if len(inside) else None, *bounds)
+        )
     return tuple(found)
 
 
@@ -129,4 +154,6 @@ def wilson(successes: int, trials: int) -> tuple[float, float]:
 
 def subtasks_of(group: GroupRecord, e: EpisodeRecord) -> list[str]:
     """The plan that an episode followed; [] where it had none, or was not scored: then there is nothing to compare."""
-    return group.plans[e.plan].subtasks if e.reward is not None and e.plan < len(group.plans) else []
+    return (
+        group.plans[e.plan].subtasks if e.reward is not None and e.plan < len(group.plans) else []
+    )

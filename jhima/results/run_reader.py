@@ -3,6 +3,7 @@
 Lighter than episodes.py's own reading: no screenshot and no step, so that 10,000 episodes fit in memory, and tolerant:
 one damaged file costs one episode, not the table.
 """
+
 from __future__ import annotations
 
 import json
@@ -21,10 +22,17 @@ from jhima.webarena.evaluators import Check
 Array = NDArray[np.float64]
 
 
-MALFORMED = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)   # what reading may raise
+MALFORMED = (
+    OSError,
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    RecursionError,
+)  # what reading may raise
 
 
-PLANNED = "tasks.json"          # what an evaluation set out to play: {"runs": R, "tasks": [a Task's description, ...]}
+PLANNED = "tasks.json"  # what an evaluation set out to play: {"runs": R, "tasks": [a Task's description, ...]}
 
 
 @dataclass(frozen=True)
@@ -33,6 +41,7 @@ class EpisodeRecord:
 
     errors: for each step why its reply could not be read, "" where it could.
     """
+
     folder: Path
     plan: int
     number: int
@@ -56,6 +65,7 @@ class GroupRecord:
     Of `task` only what group.json describes: no start page, no evaluators. Of `plans` text, subtasks and ids.
     `unreadable` names the files that exist but could not be understood, each with the reason.
     """
+
     batch: str
     folder: Path
     task: Task
@@ -76,7 +86,9 @@ class GroupRecord:
 
 def write_planned(run: Path, runs: int, tasks: list[Task]) -> None:
     """Says what an evaluation sets out to play, so that a task whose start page never opened is missed."""
-    described = [{"id": t.id, "sites": t.sites, "intent": t.intent, "template": t.template} for t in tasks]
+    described = [
+        {"id": t.id, "sites": t.sites, "intent": t.intent, "template": t.template} for t in tasks
+    ]
     write_whole(Path(run) / PLANNED, json.dumps({"runs": runs, "tasks": described}))
 
 
@@ -89,24 +101,34 @@ def read_groups(run: Path) -> list[GroupRecord]:
     """
     rollouts = Path(run) / "rollouts"
     if not rollouts.is_dir():
-        raise FileNotFoundError(f"{rollouts}: no such folder; expected the output of train_rl.py or evaluate.py")
-    groups = {folder: read_group(folder) for batch in _folders(rollouts) for folder in _folders(batch)}
+        raise FileNotFoundError(
+            f"{rollouts}: no such folder; expected the output of train_rl.py or evaluate.py"
+        )
+    groups = {
+        folder: read_group(folder) for batch in _folders(rollouts) for folder in _folders(batch)
+    }
     for batch, task in _planned(Path(run)):
         folder = rollouts / batch / task.id
         # A task that never came to group.json has its description here alone.
         if folder not in groups or not (groups[folder].plans or groups[folder].unreadable):
             groups[folder] = GroupRecord(batch, folder, task)
-    return sorted(groups.values(), key=lambda group: (_natural(group.batch), _natural(group.folder.name)))
+    return sorted(
+        groups.values(), key=lambda group: (_natural(group.batch), _natural(group.folder.name))
+    )
 
 
 def _planned(run: Path) -> list[tuple[str, Task]]:
     try:
         planned = _read_object(run / PLANNED)
         tasks = [_parse_task(raw) for raw in planned["tasks"]]
-        return [(f"run_{number}", task) for number in range(min(planned["runs"], 1000)) for task in tasks
-                if re.fullmatch(r"[\w-]+", task.id)]                        # an id that is a file name
+        return [
+            (f"run_{number}", task)
+            for number in range(min(planned["runs"], 1000))
+            for task in tasks
+            if re.fullmatch(r"[\w-]+", task.id)
+        ]  # an id that is a file name
     except MALFORMED:
-        return []                                                           # a training run has none
+        return []  # a training run has none
 
 
 def read_group(folder: Path) -> GroupRecord:
@@ -116,10 +138,12 @@ def read_group(folder: Path) -> GroupRecord:
     try:
         raw = _read_object(folder / "group.json")
         task = _parse_task(raw["task"])
-        plans = tuple(Plan(_text(p, "text"), list(_texts(p, "subtasks")), ids=list(p.get("ids", ())))
-                      for p in raw["plans"])
+        plans = tuple(
+            Plan(_text(p, "text"), list(_texts(p, "subtasks")), ids=list(p.get("ids", ())))
+            for p in raw["plans"]
+        )
     except FileNotFoundError:
-        pass                                    # half-written: the plans are still being sampled
+        pass  # half-written: the plans are still being sampled
     except MALFORMED as error:
         unreadable.append(_complaint(folder / "group.json", error))
     episodes = []
@@ -137,21 +161,45 @@ def read_group(folder: Path) -> GroupRecord:
 
 
 def _parse_task(raw: dict) -> Task:
-    return Task(str(raw["id"]), _texts(raw, "sites"), "", _text(raw, "intent"), {}, str(raw.get("template", "")))
+    return Task(
+        str(raw["id"]),
+        _texts(raw, "sites"),
+        "",
+        _text(raw, "intent"),
+        {},
+        str(raw.get("template", "")),
+    )
 
 
 def _parse_episode(raw: dict, folder: Path, plan: int, number: int) -> EpisodeRecord:
     reward, failure = raw["reward"], raw.get("failure")
     if reward not in (None, 0, 1):
         raise ValueError(f"reward is {reward!r}, expected 0, 1 or null")
-    checks = tuple(Check(_text(c, "kind"), _text(c, "what"), None if c["passed"] is None else bool(c["passed"]),
-                         _text(c, "reason")) for c in raw.get("checks", ()))
+    checks = tuple(
+        Check(
+            _text(c, "kind"),
+            _text(c, "what"),
+            None if c["passed"] is None else bool(c["passed"]),
+            _text(c, "reason"),
+        )
+        for c in raw.get("checks", ())
+    )
     if failure:
         why = f"{failure['kind']}: {failure['detail']}"
     else:
         why = "judge: no verdict" if reward is None else ""
-    return EpisodeRecord(folder, plan, number, None if reward is None else float(reward), why, _text(raw, "answer"),
-                         _text(raw, "final_url"), float(raw.get("seconds", 0)), checks, tuple(_text(step, "error") for step in raw["steps"]))
+    return EpisodeRecord(
+        folder,
+        plan,
+        number,
+        None if reward is None else float(reward),
+        why,
+        _text(raw, "answer"),
+        _text(raw, "final_url"),
+        float(raw.get("seconds", 0)),
+        checks,
+        tuple(_text(step, "error") for step in raw["steps"]),
+    )
 
 
 def _text(raw: dict, key: str) -> str:
@@ -180,7 +228,9 @@ def _complaint(path: Path, error: Exception) -> str:
 
 
 def _folders(parent: Path) -> list[Path]:
-    return sorted((path for path in parent.iterdir() if path.is_dir()), key=lambda path: _natural(path.name))
+    return sorted(
+        (path for path in parent.iterdir() if path.is_dir()), key=lambda path: _natural(path.name)
+    )
 
 
 def _natural(name: str) -> list[int | str]:

@@ -8,6 +8,7 @@ only what is missing. Then, for each run: the area under the ROC curve of the co
 Kendall's tau-b between the two (b: most pairs tie), and success by completed share. Intervals of the first two are
 bootstraps over tasks, whose episodes of several runs belong together. Prints Markdown and writes RUN/subgoals.json.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -47,12 +48,7 @@ from jhima.webarena.milestones import judged, request
 VERDICTS = "subgoals.jsonl"
 
 
-
-
 # ---------------------------------------------------------------- the judge's verdicts, asked for once
-
-
-
 
 
 def read_verdicts(run: Path) -> dict[str, Verdicts]:
@@ -65,20 +61,29 @@ def read_verdicts(run: Path) -> dict[str, Verdicts]:
     for line in lines:
         try:
             row = json.loads(line)
-            found[row["episode"]] = Verdicts(str(row["episode"]), str(row["request"]),
-                                             tuple(map(bool, row["completed"])), str(row["reply"]))
+            found[row["episode"]] = Verdicts(
+                str(row["episode"]),
+                str(row["request"]),
+                tuple(map(bool, row["completed"])),
+                str(row["reply"]),
+            )
         except MALFORMED:
             pass
     return found
 
 
-async def judge_run(judge: Judge, run: Path, groups: list[GroupRecord], concurrency: int) -> list[str]:
+async def judge_run(
+    judge: Judge, run: Path, groups: list[GroupRecord], concurrency: int
+) -> list[str]:
     """Brings RUN/subgoals.jsonl up to date; returns the problems of the episodes that got no verdict."""
     known, slots, problems = read_verdicts(run), asyncio.Semaphore(concurrency), []
     todo = [(g, e) for g in groups for e in g.episodes if subtasks_of(g, e)]
     path = Path(run) / VERDICTS
     torn = path.exists() and path.stat().st_size and not path.read_bytes().endswith(b"\n")
-    with path.open("a", encoding="utf-8") as out, tqdm(total=len(todo), desc=f"judge {run.name}") as bar:
+    with (
+        path.open("a", encoding="utf-8") as out,
+        tqdm(total=len(todo), desc=f"judge {run.name}") as bar,
+    ):
         if torn:
             out.write("\n")
 
@@ -86,12 +91,16 @@ async def judge_run(judge: Judge, run: Path, groups: list[GroupRecord], concurre
             async with slots:
                 try:
                     subtasks = subtasks_of(group, e)
-                    messages = request(group.task.intent, subtasks, load_episode(e.folder.parent, e.plan, e.number))
+                    messages = request(
+                        group.task.intent, subtasks, load_episode(e.folder.parent, e.plan, e.number)
+                    )
                     asked = hashlib.sha256(json.dumps([judge.model, messages]).encode()).hexdigest()
                     key = episode_key(e)
                     if key not in known or known[key].request != asked:
                         completed, reply = await judged(judge, messages, len(subtasks))
-                        out.write(json.dumps(asdict(Verdicts(key, asked, tuple(completed), reply))) + "\n")
+                        out.write(
+                            json.dumps(asdict(Verdicts(key, asked, tuple(completed), reply))) + "\n"
+                        )
                         out.flush()
                 except (EnvironmentFailure, OSError, ValueError) as error:
                     problems.append(str(error))
@@ -103,22 +112,7 @@ async def judge_run(judge: Judge, run: Path, groups: list[GroupRecord], concurre
     return problems
 
 
-
-
 # ---------------------------------------------------------------- completed share against success
-
-
-
-
-
-
-
-
-
-
-
-
-
 
 
 def markdown(results: dict[str, Progress]) -> str:
@@ -131,9 +125,18 @@ def markdown(results: dict[str, Progress]) -> str:
         return f"{100 * b.success:.0f} ({100 * b.low:.0f} to {100 * b.high:.0f}), n {b.episodes}"
 
     head = [["run", "episodes", "tasks", "not judged", "completed %", "AUROC", "Kendall's tau"]]
-    head += [[name, str(p.episodes), str(p.tasks), str(p.unjudged),
-              f"{100 * np.mean(p.share):.1f}" if p.share else "\u2013", number(p.auroc), number(p.tau)]
-             for name, p in results.items()]
+    head += [
+        [
+            name,
+            str(p.episodes),
+            str(p.tasks),
+            str(p.unjudged),
+            f"{100 * np.mean(p.share):.1f}" if p.share else "\u2013",
+            number(p.auroc),
+            number(p.tau),
+        ]
+        for name, p in results.items()
+    ]
     by_bin = [["success % where completed:", *(label for label, _ in BINS)]]
     by_bin += [[name, *map(percent, p.bins)] for name, p in results.items()]
     return "\n".join([*markdown_table(head), "", *markdown_table(by_bin)]) + "\n"
@@ -141,14 +144,27 @@ def markdown(results: dict[str, Progress]) -> str:
 
 # ---------------------------------------------------------------- python -m jhima.results.subgoals
 
+
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m jhima.results.subgoals", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="output of evaluate.py or train_rl.py")
+    parser = argparse.ArgumentParser(
+        prog="python -m jhima.results.subgoals",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN", help="output of evaluate.py or train_rl.py"
+    )
     parser.add_argument("--out", type=Path, help="the figure, a PNG (default: none)")
-    parser.add_argument("--judge-url", help="OpenAI-compatible endpoint (default: OpenAI's; pocket: its own teacher)")
-    parser.add_argument("--judge-model", default="gpt-5.2-codex", help="(default: %(default)s, as in the paper)")
-    parser.add_argument("--concurrency", type=int, default=8, help="requests in flight (default: %(default)s)")
+    parser.add_argument(
+        "--judge-url",
+        help="OpenAI-compatible endpoint (default: OpenAI's; pocket: its own teacher)",
+    )
+    parser.add_argument(
+        "--judge-model", default="gpt-5.2-codex", help="(default: %(default)s, as in the paper)"
+    )
+    parser.add_argument(
+        "--concurrency", type=int, default=8, help="requests in flight (default: %(default)s)"
+    )
     args = parser.parse_args(argv)
     try:
         runs = read_runs(args.runs)
@@ -176,11 +192,15 @@ def analyse(args: argparse.Namespace, run: Path, groups: list[GroupRecord]) -> P
         problems = asyncio.run(judge_run(judge, run, groups, args.concurrency))
     result = progress(groups, read_verdicts(run))
     if problems:
-        print(f"jhima.results.subgoals: {run}: {len(problems)} episodes got no verdict, the first: {problems[0]}",
-              file=sys.stderr)
+        print(
+            f"jhima.results.subgoals: {run}: {len(problems)} episodes got no verdict, the first: {problems[0]}",
+            file=sys.stderr,
+        )
     if not result.episodes:
         raise ValueError(f"{run}: the judge gave no verdict: {problems[0]}")
-    (run / "subgoals.json").write_text(json.dumps(asdict(result), indent=1, allow_nan=False), "utf-8")
+    (run / "subgoals.json").write_text(
+        json.dumps(asdict(result), indent=1, allow_nan=False), "utf-8"
+    )
     return result
 
 

@@ -8,6 +8,7 @@ tasks may differ; the bootstrap interval over tasks says how far other tasks of 
 tasks are compared task by task: most of what makes tasks differ cancels, so the interval of the difference is narrower
 than the two intervals suggest.
 """
+
 from __future__ import annotations
 
 import csv
@@ -25,6 +26,7 @@ from jhima.results.run_reader import Array, GroupRecord, read_groups
 
 # ---------------------------------------------------------------- success by site
 
+
 @dataclass(frozen=True)
 class Success:
     """One column of the paper's Table 1. Shares are in [0, 1]; None where there is nothing to compute them from.
@@ -37,6 +39,7 @@ class Success:
     unscored    episodes whose reward is null; they are part of `episodes` and of no mean
     not_played  tasks of a run without any episode: not begun, or their start page never opened
     """
+
     site: str
     mean: float | None
     stderr: float | None
@@ -54,6 +57,7 @@ class Success:
 @dataclass(frozen=True)
 class SuccessTable:
     """`failures` counts unscored episodes by the kind of their environment failure."""
+
     sites: tuple[Success, ...]
     overall: Success
     failures: dict[str, int]
@@ -67,10 +71,15 @@ class SuccessTable:
 def success_table(groups: list[GroupRecord]) -> SuccessTable:
     """Success by site and over all tasks; a batch directory is a run. Tasks on two sites get a row of their own."""
     by_site = _by_site(groups)
-    failures = Counter(e.failure.split(":")[0] or "unknown" for g in groups for e in g.episodes if e.reward is None)
-    return SuccessTable(sites=tuple(_success(site, by_site[site]) for site in sorted(by_site)),
-                        overall=_success("overall", groups), failures=dict(failures.most_common()),
-                        unreadable=tuple(line for group in groups for line in group.unreadable))
+    failures = Counter(
+        e.failure.split(":")[0] or "unknown" for g in groups for e in g.episodes if e.reward is None
+    )
+    return SuccessTable(
+        sites=tuple(_success(site, by_site[site]) for site in sorted(by_site)),
+        overall=_success("overall", groups),
+        failures=dict(failures.most_common()),
+        unreadable=tuple(line for group in groups for line in group.unreadable),
+    )
 
 
 def _by_site(groups: list[GroupRecord]) -> dict[str, list[GroupRecord]]:
@@ -85,18 +94,29 @@ def _success(site: str, groups: list[GroupRecord]) -> Success:
     by_task, by_run = _scores(groups), {}
     for group in groups:
         by_run.setdefault(group.batch, []).extend(_scores([group]).values())
-    per_run = np.array([np.mean([np.mean(R) for R in tasks]) for tasks in by_run.values() if tasks])      # [runs]
-    repeated = len({g.task.id for g in groups}) < len(groups)                  # a task in two runs: they repeat it
-    means = np.array([np.mean(R) for R in by_task.values()])                   # [tasks that were scored]
+    per_run = np.array(
+        [np.mean([np.mean(R) for R in tasks]) for tasks in by_run.values() if tasks]
+    )  # [runs]
+    repeated = len({g.task.id for g in groups}) < len(groups)  # a task in two runs: they repeat it
+    means = np.array([np.mean(R) for R in by_task.values()])  # [tasks that were scored]
     low, high = bootstrap_interval(means) if len(means) > 1 else (None, None)
     most = max(map(len, by_task.values()), default=0)
     return Success(
-        site, float(means.mean()) if len(means) else None,
-        float(per_run.std(ddof=1) / math.sqrt(len(per_run))) if repeated and len(per_run) > 1 else None, low, high,
+        site,
+        float(means.mean()) if len(means) else None,
+        float(per_run.std(ddof=1) / math.sqrt(len(per_run)))
+        if repeated and len(per_run) > 1
+        else None,
+        low,
+        high,
         tuple(pass_at_k(list(by_task.values()), k) for k in range(1, most + 1)),
-        runs=len(per_run), tasks=len({g.task.id for g in groups}), episodes=len(episodes),
-        failed=sum(e.reward == 0 for e in episodes), unscored=sum(e.reward is None for e in episodes),
-        not_played=sum(not g.episodes for g in groups))
+        runs=len(per_run),
+        tasks=len({g.task.id for g in groups}),
+        episodes=len(episodes),
+        failed=sum(e.reward == 0 for e in episodes),
+        unscored=sum(e.reward is None for e in episodes),
+        not_played=sum(not g.episodes for g in groups),
+    )
 
 
 def _scores(groups: list[GroupRecord]) -> dict[str, list[float]]:
@@ -117,7 +137,9 @@ def pass_at_k(tasks: list[list[float]], k: int) -> float:
     >>> pass_at_k([[1, 0, 0, 0], [0, 0, 0, 0]], k=2)
     0.25
     """
-    return float(np.mean([1 - math.comb(R.count(0), k) / math.comb(len(R), k) for R in tasks if len(R) >= k]))
+    return float(
+        np.mean([1 - math.comb(R.count(0), k) / math.comb(len(R), k) for R in tasks if len(R) >= k])
+    )
 
 
 def bootstrap_interval(values: Array) -> tuple[float, float]:
@@ -125,12 +147,19 @@ def bootstrap_interval(values: Array) -> tuple[float, float]:
 
     A task's value is its mean over runs, so that runs are not mistaken for independent tasks.
     """
-    found = bootstrap((values,), np.mean, n_resamples=10_000, batch=1000, method="percentile",
-                      rng=np.random.default_rng(0)).confidence_interval
+    found = bootstrap(
+        (values,),
+        np.mean,
+        n_resamples=10_000,
+        batch=1000,
+        method="percentile",
+        rng=np.random.default_rng(0),
+    ).confidence_interval
     return float(found.low), float(found.high)
 
 
 # ---------------------------------------------------------------- one run against another
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -139,6 +168,7 @@ class Difference:
     mean    over tasks, of the difference of the task's means; low, high: 95 % bootstrap over tasks, drawn in pairs
     better, worse   tasks with a higher and a lower mean; the others of `tasks` tie
     """
+
     site: str
     mean: float | None
     low: float | None
@@ -158,23 +188,33 @@ def differences(run: list[GroupRecord], base: list[GroupRecord]) -> tuple[Differ
 def _difference(site: str, run: list[GroupRecord], base: list[GroupRecord]) -> Difference:
     ours, theirs = _scores(run), _scores(base)
     both = sorted(ours.keys() & theirs.keys())
-    paired = np.array([np.mean(ours[task]) - np.mean(theirs[task]) for task in both])                          # [tasks]
+    paired = np.array([np.mean(ours[task]) - np.mean(theirs[task]) for task in both])  # [tasks]
     low, high = bootstrap_interval(paired) if len(paired) > 1 else (None, None)
-    return Difference(site, float(paired.mean()) if len(paired) else None, low, high, len(paired),
-                      int((paired > 0).sum()), int((paired < 0).sum()))
+    return Difference(
+        site,
+        float(paired.mean()) if len(paired) else None,
+        low,
+        high,
+        len(paired),
+        int((paired > 0).sum()),
+        int((paired < 0).sum()),
+    )
 
 
 @dataclass(frozen=True)
 class Comparison:
     """Tables by run name, and each further run's differences from the first."""
+
     tables: dict[str, SuccessTable]
     differences: dict[str, tuple[Difference, ...]]
 
 
 def compare(runs: dict[str, list[GroupRecord]]) -> Comparison:
     base, *others = runs
-    return Comparison({name: success_table(groups) for name, groups in runs.items()},
-                      {name: differences(runs[name], runs[base]) for name in others})
+    return Comparison(
+        {name: success_table(groups) for name, groups in runs.items()},
+        {name: differences(runs[name], runs[base]) for name in others},
+    )
 
 
 def read_runs(paths: list[Path]) -> dict[str, list[GroupRecord]]:
@@ -195,12 +235,34 @@ def cells(table: SuccessTable) -> list[list[str]]:
     # pass@k says something only where the episodes of a task differ.
     k = len(table.overall.pass_at)
     several = k > 1 and table.overall.pass_at[-1] != table.overall.pass_at[0]
-    header = ["site", "success %", "95 % over tasks", *([f"pass@{k}"] if several else []), "tasks", "runs", "episodes",
-              "failed", "unscored", "not played"]
-    return [header] + [[row.site, percent(row), _interval(row.low, row.high),
-                        *([f"{100 * row.pass_at[-1]:.1f}" if len(row.pass_at) == k else NOTHING] if several else []),
-                        *map(str, (row.tasks, row.runs, row.episodes, row.failed, row.unscored, row.not_played))]
-                       for row in rows]
+    header = [
+        "site",
+        "success %",
+        "95 % over tasks",
+        *([f"pass@{k}"] if several else []),
+        "tasks",
+        "runs",
+        "episodes",
+        "failed",
+        "unscored",
+        "not played",
+    ]
+    return [header] + [
+        [
+            row.site,
+            percent(row),
+            _interval(row.low, row.high),
+            *(
+                [f"{100 * row.pass_at[-1]:.1f}" if len(row.pass_at) == k else NOTHING]
+                if several
+                else []
+            ),
+            *map(
+                str, (row.tasks, row.runs, row.episodes, row.failed, row.unscored, row.not_played)
+            ),
+        ]
+        for row in rows
+    ]
 
 
 def markdown(table: SuccessTable) -> str:
@@ -215,7 +277,13 @@ def csv_text(tables: dict[str, SuccessTable]) -> str:
     writer.writeheader()
     for name, table in tables.items():
         for row in table.rows:
-            writer.writerow({"run": name, **asdict(row), "pass_at": " ".join(f"{share:.6g}" for share in row.pass_at)})
+            writer.writerow(
+                {
+                    "run": name,
+                    **asdict(row),
+                    "pass_at": " ".join(f"{share:.6g}" for share in row.pass_at),
+                }
+            )
     return out.getvalue()
 
 
@@ -227,19 +295,48 @@ def compare_markdown(comparison: Comparison) -> str:
     """One row a run, sites as columns as in the paper's Table 1; below, each run minus the first, in points."""
     tables = comparison.tables
     sites = sorted({row.site for table in tables.values() for row in table.sites})
-    rows = [["success %", *sites, "overall", "95 % over tasks", "episodes", "failed", "unscored", "not played"]]
+    rows = [
+        [
+            "success %",
+            *sites,
+            "overall",
+            "95 % over tasks",
+            "episodes",
+            "failed",
+            "unscored",
+            "not played",
+        ]
+    ]
     for name, table in tables.items():
         by_site, whole = {row.site: row for row in table.sites}, table.overall
-        rows.append([name, *(percent(by_site.get(site)) for site in sites), percent(whole),
-                     _interval(whole.low, whole.high),
-                     *map(str, (whole.episodes, whole.failed, whole.unscored, whole.not_played))])
+        rows.append(
+            [
+                name,
+                *(percent(by_site.get(site)) for site in sites),
+                percent(whole),
+                _interval(whole.low, whole.high),
+                *map(str, (whole.episodes, whole.failed, whole.unscored, whole.not_played)),
+            ]
+        )
     lines = markdown_table(rows)
     if comparison.differences:
-        minus = [[f"minus {next(iter(tables))}", *sites, "overall", "tasks in both", "better", "worse"]]
+        minus = [
+            [f"minus {next(iter(tables))}", *sites, "overall", "tasks in both", "better", "worse"]
+        ]
         for name, found in comparison.differences.items():
-            minus.append([name, *map(_points, found), *map(str, (found[-1].tasks, found[-1].better, found[-1].worse))])
-        lines += ["", *markdown_table(minus), "",
-                  "Points, task by task; in brackets the 95 % bootstrap interval over tasks."]
+            minus.append(
+                [
+                    name,
+                    *map(_points, found),
+                    *map(str, (found[-1].tasks, found[-1].better, found[-1].worse)),
+                ]
+            )
+        lines += [
+            "",
+            *markdown_table(minus),
+            "",
+            "Points, task by task; in brackets the 95 % bootstrap interval over tasks.",
+        ]
     for name, table in tables.items():
         lines += _notes(table, f"{name}: ")
     return "\n".join(lines) + "\n"
@@ -284,8 +381,13 @@ def _notes(table: SuccessTable, prefix: str = "") -> list[str]:
         kinds = ", ".join(f"{kind} {count}" for kind, count in table.failures.items())
         lines += ["", _cell(f"{prefix}unscored, in no mean: {kinds}.")]
     if table.unreadable:
-        lines += ["", _cell(f"{prefix}{len(table.unreadable)} files could not be read and count nowhere above:"),
-                  *(f"- {_cell(line)}" for line in table.unreadable[:20])]
+        lines += [
+            "",
+            _cell(
+                f"{prefix}{len(table.unreadable)} files could not be read and count nowhere above:"
+            ),
+            *(f"- {_cell(line)}" for line in table.unreadable[:20]),
+        ]
     return lines
 
 

@@ -5,6 +5,7 @@
 vLLM's engine outlives a parent that is killed and keeps its GPU memory (vllm-project/vllm#55510), so that the same
 command could not go on. Browsers, drivers and the pocket sites end by themselves.
 """
+
 from __future__ import annotations
 
 import os
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-EVERY = 2.0                   # seconds between looks at what there is to kill
+EVERY = 2.0  # seconds between looks at what there is to kill
 
 
 _started: list[subprocess.Popen] = []
@@ -27,12 +28,18 @@ def start() -> None:
     """Has this process's children, and theirs, killed after it."""
     if not _started:
         folder = Path(__file__).resolve().parents[2]
-        _started.append(subprocess.Popen([sys.executable, "-m", "jhima.serving.reaper", str(os.getpid())], stdin=subprocess.PIPE,
-                                         cwd=folder, start_new_session=True))
+        _started.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "jhima.serving.reaper", str(os.getpid())],
+                stdin=subprocess.PIPE,
+                cwd=folder,
+                start_new_session=True,
+            )
+        )
 
 
 def main() -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)        # a launcher's, which is for the others
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a launcher's, which is for the others
     parent = psutil.Process(int(sys.argv[1]))
     gone, children = False, []
     while not gone:
@@ -40,7 +47,7 @@ def main() -> None:
             children = parent.children(recursive=True) or children
         gone = bool(select.select([sys.stdin], [], [], EVERY)[0])
     for child in children:
-        with suppress(psutil.NoSuchProcess):             # psutil knows a number that was given out again
+        with suppress(psutil.NoSuchProcess):  # psutil knows a number that was given out again
             if child.pid != os.getpid():
                 child.kill()
 

@@ -7,6 +7,7 @@
 No state of any random generator is among it, because none outlives a batch: every draw, a token's or a shuffle's, is
 seeded by its place in the run (rollout.seed_of), and a batch's number says what the data cursor is.
 """
+
 from __future__ import annotations
 
 import json
@@ -24,6 +25,7 @@ from jhima.run_directory import write_whole
 @dataclass
 class Learner:
     """One set of weights: its policy, the roles that it plays, and its engine (None where it is never updated)."""
+
     policy: Policy
     roles: tuple[str, ...]
     engine: object | None
@@ -45,7 +47,9 @@ def batches_done(out: Path) -> int:
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: not the state of a run of this version ({error!r})") from None
     if processes != int(os.environ.get("WORLD_SIZE", "1")):
-        raise ValueError(f"{out} holds a run on {processes} processes; go on with as many, or give another --out")
+        raise ValueError(
+            f"{out} holds a run on {processes} processes; go on with as many, or give another --out"
+        )
     return done
 
 
@@ -53,12 +57,16 @@ def save_resumable(out: Path, learners: list[Learner], done: int, keep: int) -> 
     """Adapters and optimizers after `done` batches; of older checkpoints the last `keep` - 1 stay."""
     place = out / "checkpoints" / f"{done:06d}"
     for learner in trained(learners):
-        learner.engine.save_checkpoint(place / learner.name, tag="engine", exclude_frozen_parameters=True)
+        learner.engine.save_checkpoint(
+            place / learner.name, tag="engine", exclude_frozen_parameters=True
+        )
         if dist.get_rank() == 0:
             save_policy(learner.policy, place / learner.name / "adapter")
-    dist.barrier()                               # every rank's shard is on disk before the checkpoint counts
+    dist.barrier()  # every rank's shard is on disk before the checkpoint counts
     if dist.get_rank() == 0:
-        write_whole(out / "state.json", json.dumps({"batches": done, "processes": dist.get_world_size()}))
+        write_whole(
+            out / "state.json", json.dumps({"batches": done, "processes": dist.get_world_size()})
+        )
         for old in sorted((out / "checkpoints").iterdir())[:-keep]:
             shutil.rmtree(old)
     dist.barrier()
@@ -68,10 +76,18 @@ def load_resumable(out: Path, learners: list[Learner], done: int) -> None:
     """Loads the checkpoint after `done` batches. Lines of metrics of a batch that did not get as far as its checkpoint
     are dropped: it is updated again, from the episodes that it left."""
     for learner in trained(learners) if done else []:
-        learner.engine.load_checkpoint(out / "checkpoints" / f"{done:06d}" / learner.name, tag="engine", load_module_strict=False)
+        learner.engine.load_checkpoint(
+            out / "checkpoints" / f"{done:06d}" / learner.name,
+            tag="engine",
+            load_module_strict=False,
+        )
     metrics = out / "metrics.jsonl"
     if dist.get_rank() == 0 and metrics.exists():
-        lines = [line for line in metrics.read_text("utf-8").splitlines(keepends=True) if line.endswith("\n")]
+        lines = [
+            line
+            for line in metrics.read_text("utf-8").splitlines(keepends=True)
+            if line.endswith("\n")
+        ]
         write_whole(metrics, "".join(line for line in lines if json.loads(line)["batch"] < done))
 
 

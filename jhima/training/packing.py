@@ -3,6 +3,7 @@
 No padding is computed, and a pack's log-probs and gradients are those of its samples alone (tests/training/test_packing.py).
 Data workers build packs (`pack`: pixels decoded, ids expanded, M-RoPE positions, targets); `PackedPolicy` runs them.
 """
+
 from __future__ import annotations
 
 from collections import OrderedDict
@@ -22,6 +23,7 @@ from jhima.policy import Policy
 @dataclass(frozen=True)
 class Picture:
     """A decoded image: pixels [H, W, 3] (uint8) on the model's grid, and a digest of its file."""
+
     key: bytes
     pixels: Tensor
 
@@ -38,6 +40,7 @@ class Picture:
 @dataclass(frozen=True)
 class Example:
     """A conversation to learn from: collapsed ids (one placeholder an image), which of them to learn, its images."""
+
     ids: list[int]
     learn: list[bool]
     pictures: list[Picture]
@@ -50,11 +53,12 @@ class Example:
 @dataclass(frozen=True)
 class Pack:
     """Examples as one sequence of L tokens with n targets. The state at `at[i]` predicts `target[i]`."""
-    ids: Tensor                      # [L]
-    positions: Tensor                # [3, L]
-    lengths: list[int]               # of each example; they sum to L
-    at: Tensor                       # [n]
-    target: Tensor                   # [n]
+
+    ids: Tensor  # [L]
+    positions: Tensor  # [3, L]
+    lengths: list[int]  # of each example; they sum to L
+    at: Tensor  # [n]
+    target: Tensor  # [n]
     pictures: list[Picture]
 
 
@@ -63,7 +67,9 @@ def pack(examples: list[Example], image_pad: int) -> Pack:
     ids, positions, lengths, at = [], [], [], []
     for example in examples:
         if example.ids.count(image_pad) != len(example.pictures):
-            raise ValueError(f"{example.ids.count(image_pad)} placeholders for {len(example.pictures)} images")
+            raise ValueError(
+                f"{example.ids.count(image_pad)} placeholders for {len(example.pictures)} images"
+            )
         pictures = iter(example.pictures)
         repeat = torch.tensor([next(pictures).tokens if i == image_pad else 1 for i in example.ids])
         expanded = torch.tensor(example.ids).repeat_interleave(repeat)
@@ -73,8 +79,14 @@ def pack(examples: list[Example], image_pad: int) -> Pack:
         positions.append(mrope_positions(expanded, image_pad, [p.grid for p in example.pictures]))
         lengths.append(len(expanded))
     whole, place = torch.cat(ids), torch.cat(at)
-    return Pack(whole, torch.cat(positions, 1), lengths, place, whole[place + 1],
-                [p for example in examples for p in example.pictures])
+    return Pack(
+        whole,
+        torch.cat(positions, 1),
+        lengths,
+        place,
+        whole[place + 1],
+        [p for example in examples for p in example.pictures],
+    )
 
 
 def mrope_positions(ids: Tensor, image_pad: int, grids: list[tuple[int, int]]) -> Tensor:
@@ -94,7 +106,10 @@ def mrope_positions(ids: Tensor, image_pad: int, grids: list[tuple[int, int]]) -
         text = places[seen] - at
         parts.append(torch.arange(position, position + text).repeat(3, 1))
         position += text
-        row, column = torch.arange(rows).repeat_interleave(columns), torch.arange(columns).repeat(rows)
+        row, column = (
+            torch.arange(rows).repeat_interleave(columns),
+            torch.arange(columns).repeat(rows),
+        )
         parts.append(position + torch.stack([torch.zeros_like(row), row, column]))
         position += max(rows, columns)
         at, seen = places[seen] + rows * columns, seen + rows * columns
@@ -104,26 +119,45 @@ def mrope_positions(ids: Tensor, image_pad: int, grids: list[tuple[int, int]]) -
 
 # ---- attention inside each example ----
 
-def packed_attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, scaling: float,
-                     lengths: list[int], dropout: float = 0.0, **_) -> tuple[Tensor, None]:
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: None,
+    scaling: float,
+    lengths: list[int],
+    dropout: float = 0.0,
+    **_,
+) -> tuple[Tensor, None]:
     """Causal attention of each of a pack's examples on itself, as transformers calls it.
 
     query [1, heads, L, d]; key, value [1, kv heads, L, d]; returns [1, L, heads, d]. In bf16 on a GPU one
     variable-length kernel, elsewhere a call an example.
     """
     groups = query.shape[1] // key.shape[1]
-    key, value = (t.repeat_interleave(groups, 1) for t in (key, value))     # [1, heads, L, d]; torch 2.11's kernel has no GQA
+    key, value = (
+        t.repeat_interleave(groups, 1) for t in (key, value)
+    )  # [1, heads, L, d]; torch 2.11's kernel has no GQA
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
         from torch.nn.attention.varlen import varlen_attn
+
         ends = torch.tensor([0, *lengths], device=query.device).cumsum(0).int()
-        q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))                   # [L, heads, d]
-        return varlen_attn(q, k, v, ends, ends, max(lengths), max(lengths), scale=scaling, window_size=(-1, 0))[None], None
-    parts = [F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling)
-             for q, k, v in zip(*(t.split(lengths, 2) for t in (query, key, value)))]
+        q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))  # [L, heads, d]
+        return varlen_attn(
+            q, k, v, ends, ends, max(lengths), max(lengths), scale=scaling, window_size=(-1, 0)
+        )[None], None
+    parts = [
+        F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling)
+        for q, k, v in zip(*(t.split(lengths, 2) for t in (query, key, value)))
+    ]
     return torch.cat(parts, 2).transpose(1, 2), None
 
 
-ALL_ATTENTION_FUNCTIONS.register("packed", packed_attention)       # without a mask function: transformers builds no mask
+ALL_ATTENTION_FUNCTIONS.register(
+    "packed", packed_attention
+)  # without a mask function: transformers builds no mask
 
 
 class PackedPolicy(nn.Module):
@@ -140,13 +174,21 @@ class PackedPolicy(nn.Module):
         visual, self.tune_vision = policy.base.model.visual, policy.tune_vision
         visual.requires_grad_(policy.tune_vision)
         visual.merger.requires_grad_(True)
-        self.decoder, self.head, self.projector = policy.base.model.language_model, policy.base.lm_head, visual.merger
+        self.decoder, self.head, self.projector = (
+            policy.base.model.language_model,
+            policy.base.lm_head,
+            visual.merger,
+        )
         self.decoder.config._attn_implementation = "packed"
         if policy.tune_vision:
             self.patches, self.blocks = visual.patch_embed, visual.blocks
         # vision_features with nothing behind the tower: a token's four patches side by side
-        self.tower = SimpleNamespace(config=visual.config, patch_embed=visual.patch_embed, blocks=visual.blocks,
-                                     merger=nn.Identity())
+        self.tower = SimpleNamespace(
+            config=visual.config,
+            patch_embed=visual.patch_embed,
+            blocks=visual.blocks,
+            merger=nn.Identity(),
+        )
         self.image_pad, self.width = policy.image_pad, visual.config.hidden_size
         self.register_buffer("forbidden", policy.forbidden, persistent=False)
         self._cache: OrderedDict[bytes, Tensor] = OrderedDict()
@@ -159,18 +201,33 @@ class PackedPolicy(nn.Module):
         """
         device = self.forbidden.device
         ids = pack.ids.to(device)
-        embeds = self.decoder.embed_tokens(ids)                                            # [L, H]
+        embeds = self.decoder.embed_tokens(ids)  # [L, H]
         states = [self.encode(picture) for picture in pack.pictures]
         blank = Picture(b"", torch.zeros(2 * PATCH, 2 * PATCH, 3, dtype=torch.uint8))
-        unused = [self.encode(blank) for _ in range(tower_calls - len(states))] if self.tune_vision else []
+        unused = (
+            [self.encode(blank) for _ in range(tower_calls - len(states))]
+            if self.tune_vision
+            else []
+        )
         # Without an image the projector still runs, at weight zero: every rank must gather the same parameters.
-        states = torch.cat([*states, *unused] or [torch.zeros(1, MERGE**2 * self.width, device=device)])
-        features = self.projector(states.to(embeds.dtype).view(-1, self.width))            # [tokens, H]
-        image = (ids == self.image_pad).nonzero()[:, 0]                                    # [tokens of images]
-        embeds = embeds.index_put((image,), features[:len(image)].to(embeds.dtype)) + features[len(image):].sum() * 0.0
-        hidden = self.decoder(inputs_embeds=embeds[None], position_ids=pack.positions[:, None].to(device),
-                              use_cache=False, lengths=pack.lengths).last_hidden_state[0]  # [L, H]
-        logits = self.head(hidden[pack.at.to(device)]).float().masked_fill(self.forbidden, float("-inf"))
+        states = torch.cat(
+            [*states, *unused] or [torch.zeros(1, MERGE**2 * self.width, device=device)]
+        )
+        features = self.projector(states.to(embeds.dtype).view(-1, self.width))  # [tokens, H]
+        image = (ids == self.image_pad).nonzero()[:, 0]  # [tokens of images]
+        embeds = (
+            embeds.index_put((image,), features[: len(image)].to(embeds.dtype))
+            + features[len(image) :].sum() * 0.0
+        )
+        hidden = self.decoder(
+            inputs_embeds=embeds[None],
+            position_ids=pack.positions[:, None].to(device),
+            use_cache=False,
+            lengths=pack.lengths,
+        ).last_hidden_state[0]  # [L, H]
+        logits = (
+            self.head(hidden[pack.at.to(device)]).float().masked_fill(self.forbidden, float("-inf"))
+        )
         target = pack.target.to(device)
         return logits.log_softmax(-1).gather(-1, target[:, None])[:, 0], logits.argmax(-1) == target
 

@@ -1,4 +1,5 @@
 """Several ranks, one run: a folder that all of them see, and equal work."""
+
 from __future__ import annotations
 
 import socket
@@ -12,14 +13,17 @@ import torch.distributed as dist
 from jhima.policy import Sample
 from jhima.training.watchdog import everywhere, leave
 
-PATIENCE = 90.0                # seconds for a host to see a new file: NFS may remember for a minute that there was none
+PATIENCE = (
+    90.0  # seconds for a host to see a new file: NFS may remember for a minute that there was none
+)
 
 
 # ---- one folder ----
 
+
 def check_shared(out: Path) -> None:
     """Ends the run where a host does not see the `out` that rank 0 writes to: episodes and optimizer shards meet there."""
-    mark = out / "args.json"                             # which rank 0 has written, or found
+    mark = out / "args.json"  # which rank 0 has written, or found
     expected = everywhere(_stamp(mark))[0]
     deadline = time.monotonic() + PATIENCE
     while not (seen := _stamp(mark) == expected) and time.monotonic() < deadline:
@@ -27,8 +31,12 @@ def check_shared(out: Path) -> None:
     blind = {host for host, sees in everywhere((socket.gethostname(), seen)) if not sees}
     if blind:
         if dist.get_rank() == 0:
-            print(f"{out} is another folder on {', '.join(sorted(blind))} than where rank 0 runs; hosts must share --out, "
-                  f"by NFS for example", file=sys.stderr, flush=True)
+            print(
+                f"{out} is another folder on {', '.join(sorted(blind))} than where rank 0 runs; hosts must share --out, "
+                f"by NFS for example",
+                file=sys.stderr,
+                flush=True,
+            )
         leave()
         sys.exit(1)
 
@@ -42,12 +50,13 @@ def check_agreed(what: str, value: object) -> None:
     found = everywhere(repr(value))
     odd = [rank for rank, text in enumerate(found) if text != found[0]]
     if odd:
-        raise RuntimeError(f"ranks {odd} and rank 0 see different {what}: is --out on a file system that all hosts see alike?")
-
-
+        raise RuntimeError(
+            f"ranks {odd} and rank 0 see different {what}: is --out on a file system that all hosts see alike?"
+        )
 
 
 # ---- equal work ----
+
 
 def tokens(s: Sample) -> int:
     return len(s.prompt_ids) + len(s.response_ids)

@@ -4,6 +4,7 @@
 held but line numbers; a sample is read, decoded and tokenised in a data worker when it is its turn. Which samples make
 up a step follows from the seed and the step's number alone, so that a run resumes in mid-epoch by counting.
 """
+
 from __future__ import annotations
 
 import io
@@ -49,9 +50,22 @@ class Supervision(Dataset):
     are read are counted by who reads them. Holds 8 bytes a sample.
     """
 
-    def __init__(self, policy: Policy, data_sets: list[DataSet], annotations: dict[str, Annotation] | None, role: str,
-                 held_back: float = 0.0, part: str = "train", max_length: int = 30720) -> None:
-        self.policy, self.data_sets, self.annotations, self.role = policy, data_sets, annotations, role
+    def __init__(
+        self,
+        policy: Policy,
+        data_sets: list[DataSet],
+        annotations: dict[str, Annotation] | None,
+        role: str,
+        held_back: float = 0.0,
+        part: str = "train",
+        max_length: int = 30720,
+    ) -> None:
+        self.policy, self.data_sets, self.annotations, self.role = (
+            policy,
+            data_sets,
+            annotations,
+            role,
+        )
         self.max_length, self.left_out = max_length, Counter()
         self._keys = [trajectory_keys(d) for d in data_sets]
         where, line = [], []
@@ -59,22 +73,30 @@ class Supervision(Dataset):
             found = self._numbers(data_set, self._keys[number], held_back, part)
             where.append(np.full(len(found), number, np.int32))
             line.append(found.astype(np.int32))
-        self._where: NDArray[np.int32] = np.concatenate(where or [np.zeros(0, np.int32)])         # [N]: which data set
-        self._line: NDArray[np.int32] = np.concatenate(line or [np.zeros(0, np.int32)])           # [N]: which line of it
+        self._where: NDArray[np.int32] = np.concatenate(
+            where or [np.zeros(0, np.int32)]
+        )  # [N]: which data set
+        self._line: NDArray[np.int32] = np.concatenate(
+            line or [np.zeros(0, np.int32)]
+        )  # [N]: which line of it
 
-    def _numbers(self, data_set: DataSet, keys: list[str], held_back: float, part: str) -> NDArray[np.int64]:
+    def _numbers(
+        self, data_set: DataSet, keys: list[str], held_back: float, part: str
+    ) -> NDArray[np.int64]:
         """The lines of one data set that are samples."""
         lines, steps = data_set.lines, data_set.style.kind == "step"
         if self.role == "decomposer" and not steps:
             return np.zeros(0, np.int64)
-        units = len(keys) if steps else len(lines)            # what is held back as a whole
+        units = len(keys) if steps else len(lines)  # what is held back as a whole
         chosen = np.zeros(units, bool)
         order = np.random.default_rng(zlib.crc32(data_set.name.encode())).permutation(units)
-        chosen[order[:round(held_back * units)]] = True
+        chosen[order[: round(held_back * units)]] = True
         chosen = chosen if part == "held back" else ~chosen
         if not steps:
             return data_set.numbers(units)[chosen[data_set.numbers(units)]]
-        annotated = np.array([self.annotations is None or key in self.annotations for key in keys], bool)
+        annotated = np.array(
+            [self.annotations is None or key in self.annotations for key in keys], bool
+        )
         self.left_out += lines.left_out
         self.left_out["trajectory without annotation"] += int((chosen & ~annotated).sum())
         use = chosen & annotated
@@ -85,7 +107,7 @@ class Supervision(Dataset):
             numbers = data_set.numbers(units)
             return first[numbers[(use & whole)[numbers]]]
         numbers = data_set.numbers(len(lines))
-        of = lines.trajectory[numbers]                        # -1: broken, and counted above
+        of = lines.trajectory[numbers]  # -1: broken, and counted above
         return numbers[(of >= 0) & np.append(use, False)[of]]
 
     def __len__(self) -> int:
@@ -99,10 +121,14 @@ class Supervision(Dataset):
                 example = conversation(self.policy, data_set, row)
             else:
                 key = self._keys[self._where[number]][data_set.lines.trajectory[line]]
-                example = self._step(data_set, row, self.annotations[key] if self.annotations is not None else None)
+                example = self._step(
+                    data_set, row, self.annotations[key] if self.annotations is not None else None
+                )
         except Broken as reason:
             return str(reason)
-        return example if len(example) <= self.max_length else f"longer than {self.max_length} tokens"
+        return (
+            example if len(example) <= self.max_length else f"longer than {self.max_length} tokens"
+        )
 
     def _step(self, data_set: DataSet, row: Row, annotation: Annotation | None) -> Example:
         policy, step = self.policy, read_step(row)
@@ -111,7 +137,9 @@ class Supervision(Dataset):
         if self.role == "decomposer":
             prompt, reply = policy.prompts.decomposer(step.task, b""), plan
         else:
-            prompt = policy.prompts.actor(step.task, read_plan(plan) if annotation else None, step.history, b"")
+            prompt = policy.prompts.actor(
+                step.task, read_plan(plan) if annotation else None, step.history, b""
+            )
             prompt = replace(prompt, system=system_turn(data_set.style, policy.prompts))
             reply = _pixels(in_grammar(step.reply), picture)
         before, after = policy.prompt_ids(prompt), policy.response_ids(reply)
@@ -123,7 +151,10 @@ def conversation(policy: Policy, data_set: DataSet, row: Row) -> Example:
 
     Coordinates become pixels where there is exactly one image to tell which; with several, as in ScaleCUA, they stay.
     """
-    kind, pictures = data_set.style.kind, [read_picture(data_set.root / image) for image in row.images]
+    kind, pictures = (
+        data_set.style.kind,
+        [read_picture(data_set.root / image) for image in row.images],
+    )
     newline = policy.text_ids("\n")
     ids: list[int] = []
     learn: list[bool] = []
@@ -143,7 +174,10 @@ def conversation(policy: Policy, data_set: DataSet, row: Row) -> Example:
             gpt = _pixels(gpt, pictures[0])
         elif len(pictures) == 1 and kind == "box":
             try:
-                human, gpt = boxes_in_place(human, *_size(pictures[0])), boxes_to_json(gpt, *_size(pictures[0]))
+                human, gpt = (
+                    boxes_in_place(human, *_size(pictures[0])),
+                    boxes_to_json(gpt, *_size(pictures[0])),
+                )
             except ValueError:
                 raise Broken("box outside 0-1000") from None
         say([policy.im_start])
@@ -172,7 +206,7 @@ def read_picture(path: Path) -> Picture:
     except (OSError, SyntaxError, EOFError, Image.DecompressionBombError):
         raise Broken("image unreadable") from None
     except ValueError:
-        raise Broken("image too long for its width") from None            # smart_resize
+        raise Broken("image too long for its width") from None  # smart_resize
 
 
 def _size(picture: Picture) -> tuple[int, int]:
@@ -188,13 +222,15 @@ def _pixels(reply: str, picture: Picture) -> str:
 
 # ---- order and packs ----
 
+
 @dataclass(frozen=True)
 class Batch:
     """A rank's share of one step: packs, and what was left out of it by reason."""
+
     packs: list[Pack]
     samples: int
-    tokens: int                          # to learn from: the targets
-    read: int                            # tokens that the model reads
+    tokens: int  # to learn from: the targets
+    read: int  # tokens that the model reads
     left_out: Counter
 
 
@@ -205,8 +241,16 @@ class Batches:
     it is empty gets an empty list.
     """
 
-    def __init__(self, count: int, per_step: int, epochs: int, seed: int, rank: int = 0, world: int = 1,
-                 start: int = 0) -> None:
+    def __init__(
+        self,
+        count: int,
+        per_step: int,
+        epochs: int,
+        seed: int,
+        rank: int = 0,
+        world: int = 1,
+        start: int = 0,
+    ) -> None:
         self.count, self.per_step, self.seed = count, per_step, seed
         self.rank, self.world, self.start = rank, world, start
         self.per_epoch = math.ceil(count / per_step)
@@ -222,7 +266,7 @@ class Batches:
                 epoch = step // self.per_epoch
                 order = np.random.default_rng([self.seed, epoch]).permutation(self.count)
             at = step % self.per_epoch * self.per_step
-            yield order[at:at + self.per_step][self.rank::self.world].tolist()
+            yield order[at : at + self.per_step][self.rank :: self.world].tolist()
 
 
 def make_batch(found: list[Example | str], image_pad: int, micro: int, max_length: int) -> Batch:
@@ -230,9 +274,18 @@ def make_batch(found: list[Example | str], image_pad: int, micro: int, max_lengt
     examples = [e for e in found if isinstance(e, Example)]
     groups: list[list[Example]] = []
     for example in examples:
-        if not groups or len(groups[-1]) == micro or sum(map(len, groups[-1])) + len(example) > max_length:
+        if (
+            not groups
+            or len(groups[-1]) == micro
+            or sum(map(len, groups[-1])) + len(example) > max_length
+        ):
             groups.append([])
         groups[-1].append(example)
     packs = [pack(group, image_pad) for group in groups]
-    return Batch(packs, len(examples), sum(len(p.target) for p in packs), sum(map(len, examples)),
-                 Counter(e for e in found if isinstance(e, str)))
+    return Batch(
+        packs,
+        len(examples),
+        sum(len(p.target) for p in packs),
+        sum(map(len, examples)),
+        Counter(e for e in found if isinstance(e, str)),
+    )

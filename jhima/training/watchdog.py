@@ -3,6 +3,7 @@
 A launcher ends the other ranks of a dead rank's host, but not those of other hosts: they would wait in a collective
 until it times out. So every rank keeps a connection to rank 0, which the kernel closes however a process ends.
 """
+
 from __future__ import annotations
 
 import hmac
@@ -15,18 +16,19 @@ import threading
 
 import torch.distributed as dist
 
-JOINING = 120.0                # seconds for all ranks to connect to rank 0
+JOINING = 120.0  # seconds for all ranks to connect to rank 0
 
 
+LEFT = (
+    b"."  # the last word of a rank that is done; any other word from rank 0 is a dead rank's number
+)
 
 
-LEFT = b"."                    # the last word of a rank that is done; any other word from rank 0 is a dead rank's number
-
-
-_lines: list[socket.socket] = []           # to rank 0; on rank 0, to all others
+_lines: list[socket.socket] = []  # to rank 0; on rank 0, to all others
 
 
 # ---- a death ----
+
 
 def watch() -> None:
     """From now until `leave`, this process ends within a second of the end of any other rank, and a line says whose.
@@ -38,7 +40,9 @@ def watch() -> None:
         return
     server = _listen() if rank == 0 else None
     port, secret = (server.getsockname()[1], secrets.token_bytes(32)) if server else (0, b"")
-    every = everywhere((f"rank {rank} (process {os.getpid()} on {socket.gethostname()})", port, secret))
+    every = everywhere(
+        (f"rank {rank} (process {os.getpid()} on {socket.gethostname()})", port, secret)
+    )
     names, (_, port, secret) = [name for name, *_ in every], every[0]
     if server:
         lines = _accept(server, secret, world)
@@ -52,7 +56,9 @@ def watch() -> None:
         for option, value in (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 6)):
             if hasattr(socket, option):
                 line.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-        os.register_at_fork(after_in_child=line.close)         # a data worker would hold it open after our death
+        os.register_at_fork(
+            after_in_child=line.close
+        )  # a data worker would hold it open after our death
     _lines[:] = lines.values()
     threading.Thread(target=_listen_for_deaths, args=(rank, lines, names), daemon=True).start()
 
@@ -100,7 +106,7 @@ def _listen_for_deaths(rank: int, lines: dict[int, socket.socket], names: list[s
             for key, _ in selector.select():
                 try:
                     word = key.fileobj.recv(4)
-                except OSError:                          # reset, or no answer to keepalive probes
+                except OSError:  # reset, or no answer to keepalive probes
                     word = b""
                 selector.unregister(key.fileobj)
                 if word != LEFT:
@@ -111,10 +117,14 @@ def _listen_for_deaths(rank: int, lines: dict[int, socket.socket], names: list[s
         try:
             line.sendall(dead.to_bytes(4, "big"))
         except OSError:
-            pass                                         # the dead one's
-    if os.environ.get("LOCAL_RANK") == "0" or rank == (1 if dead == 0 else 0):          # once a host
-        print(f"{names[dead]} has ended before the others, which end too; run the same command to resume", file=sys.stderr, flush=True)
-    os._exit(1)                                          # the main thread may be in a collective that never returns
+            pass  # the dead one's
+    if os.environ.get("LOCAL_RANK") == "0" or rank == (1 if dead == 0 else 0):  # once a host
+        print(
+            f"{names[dead]} has ended before the others, which end too; run the same command to resume",
+            file=sys.stderr,
+            flush=True,
+        )
+    os._exit(1)  # the main thread may be in a collective that never returns
 
 
 def everywhere(value: object) -> list:

@@ -19,6 +19,7 @@ Published numbers depend on 2 and 4: `published` (evaluate.py --published-rules)
 of fuzzy_match is one reference, judged once, as in WebArena-Lite; WebArena judges its items one by one, which asks for
 the same (the judge wants all of a reference) at more cost.
 """
+
 from __future__ import annotations
 
 import asyncio
@@ -52,16 +53,18 @@ from jhima.webarena.task_functions import call_helper
 ANSWER, URL, PAGE = "string_match", "url_match", "program_html"
 
 
-MAX_ANSWER = 10_000          # characters of an answer that are read
+MAX_ANSWER = 10_000  # characters of an answer that are read
 
 
-MAX_PAGE = 2_000_000         # characters of a page that are read
+MAX_PAGE = 2_000_000  # characters of a page that are read
 
 
-PAUSE = 1.0                  # seconds before a site that failed is asked once more
+PAUSE = 1.0  # seconds before a site that failed is asked once more
 
 
-QUIET = 3.0                  # seconds that a page opened for scoring may take to fall quiet; upstream sleeps as long
+QUIET = (
+    3.0  # seconds that a page opened for scoring may take to fall quiet; upstream sleeps as long
+)
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ class Check:
 
     asked: what a judge was asked, as Judge.equivalent takes it, with the judge's name and its reply ("" for none).
     """
+
     kind: str
     what: str
     passed: bool | None
@@ -80,6 +84,7 @@ class Check:
 @dataclass(frozen=True)
 class Verdict:
     """What the checks of one episode come to."""
+
     checks: tuple[Check, ...]
 
     @property
@@ -95,8 +100,14 @@ class Verdict:
         return {"kind": "judge", "detail": silent[0]} if self.reward is None else None
 
 
-async def score(task: Task, lease: Lease, session: Session, answer: str, judge: Judge | None,
-                published: bool = False) -> Verdict:
+async def score(
+    task: Task,
+    lease: Lease,
+    session: Session,
+    answer: str,
+    judge: Judge | None,
+    published: bool = False,
+) -> Verdict:
     """Scores one finished episode on the page where it ended; `answer` is "" where the agent gave none.
 
     What reads the agent's page comes first (the URL, then "last" targets); other pages are opened in a page of their
@@ -109,7 +120,9 @@ async def score(task: Task, lease: Lease, session: Session, answer: str, judge: 
     for target in targets:
         if target["url"] == "last":
             texts, nothing = await _read(session.page, target, lease, last_url, seconds)
-            checks += await _check(PAGE, _place(target), target["required_contents"], texts, nothing, ask)
+            checks += await _check(
+                PAGE, _place(target), target["required_contents"], texts, nothing, ask
+            )
     if others := [target for target in targets if target["url"] != "last"]:
         checks += await _check_pages(others, lease, session, last_url, ask)
     checks += await check_answer(task, lease.urls, answer, judge, published)
@@ -121,12 +134,15 @@ def check_url(task: Task, urls: dict[str, str], url: str, published: bool) -> li
     if URL not in task.eval["eval_types"]:
         return []
     references = fill(task.eval["reference_url"], urls)
-    passed = (published_url_match if published else url_match)(url, references, task.eval.get("url_note") or "EXACT")
+    passed = (published_url_match if published else url_match)(
+        url, references, task.eval.get("url_note") or "EXACT"
+    )
     return [Check(URL, _short(references), passed, f"ended at {_short(url)}")]
 
 
-async def check_answer(task: Task, urls: dict[str, str], answer: str, judge: Judge | None,
-                       published: bool) -> list[Check]:
+async def check_answer(
+    task: Task, urls: dict[str, str], answer: str, judge: Judge | None, published: bool
+) -> list[Check]:
     """string_match of an episode's answer; [] where the task has none."""
     if ANSWER not in task.eval["eval_types"]:
         return []
@@ -143,11 +159,20 @@ def _asker(task: Task, judge: Judge | None) -> Ask:
 # ---- rules on an answer or on a part of a page ----
 
 # text, reference -> passed, reason, asked: the last three fields of a Check
-Ask = Callable[[str, "list[str] | str"], Awaitable["tuple[bool | None, str, dict[str, str] | None]"]]
+Ask = Callable[
+    [str, "list[str] | str"], Awaitable["tuple[bool | None, str, dict[str, str] | None]"]
+]
 
 
-async def _check(kind: str, place: str, rules: dict, texts: tuple[str, ...], nothing: str, ask: Ask,
-                 has: Callable[[str, str], bool] = has_text) -> list[Check]:
+async def _check(
+    kind: str,
+    place: str,
+    rules: dict,
+    texts: tuple[str, ...],
+    nothing: str,
+    ask: Ask,
+    has: Callable[[str, str], bool] = has_text,
+) -> list[Check]:
     """One check for each rule, and for each item of must_include, must_exclude and required_values.
 
     `texts` are views of one thing: what must be there may be in any, what must not be there is in none. They are ()
@@ -168,8 +193,9 @@ async def _check(kind: str, place: str, rules: dict, texts: tuple[str, ...], not
     return checks
 
 
-async def _fuzzy(judge: Judge | None, question: str, note: str, text: str,
-                 reference: list[str] | str) -> tuple[bool | None, str, dict[str, str] | None]:
+async def _fuzzy(
+    judge: Judge | None, question: str, note: str, text: str, reference: list[str] | str
+) -> tuple[bool | None, str, dict[str, str] | None]:
     """A list is one reference, judged once; "N/A" asks whether the answer gives the note's reason for giving up."""
     expected = ", ".join(reference) if isinstance(reference, list) else reference
     if same_answer(text, expected):
@@ -178,7 +204,9 @@ async def _fuzzy(judge: Judge | None, question: str, note: str, text: str,
         return False, "found an empty text", None
     if expected == "N/A":
         expected = f"The task cannot be done. Reason: {note or 'none given'}"
-    return await ask_judge(judge, {"question": question, "reference": expected, "answer": text[:MAX_JUDGED]})
+    return await ask_judge(
+        judge, {"question": question, "reference": expected, "answer": text[:MAX_JUDGED]}
+    )
 
 
 # ---- pages ----
@@ -203,7 +231,9 @@ def _place(target: dict) -> str:
     return f"{_short(target['locator'] or 'the page')} at {_short(target['url'])}"
 
 
-async def _read(page: Page, target: dict, lease: Lease, last_url: str, seconds: float) -> tuple[tuple[str, ...], str]:
+async def _read(
+    page: Page, target: dict, lease: Lease, last_url: str, seconds: float
+) -> tuple[tuple[str, ...], str]:
     """What a target's locator finds on `page`: its text (for a blank one, the page's text and HTML), or () and why not.
 
     prep_actions are scripts that open what the locator looks into; one that fails is no failure, as upstream.
@@ -215,12 +245,18 @@ async def _read(page: Page, target: dict, lease: Lease, last_url: str, seconds: 
         found = await call_helper(locator, lease, page, last_url, seconds)
         return ((found,), "") if found else ((), "the helper found nothing")
     if not locator.strip():
-        return tuple(await within(seconds, page.evaluate(_WHOLE_PAGE, MAX_PAGE), "reading the page")), ""
-    found, nothing = await within(seconds, page.evaluate(_LOCATE % (locator, MAX_PAGE)), "reading a part of the page")
+        return tuple(
+            await within(seconds, page.evaluate(_WHOLE_PAGE, MAX_PAGE), "reading the page")
+        ), ""
+    found, nothing = await within(
+        seconds, page.evaluate(_LOCATE % (locator, MAX_PAGE)), "reading a part of the page"
+    )
     return ((), nothing) if found is None else ((found,), "")
 
 
-async def _check_pages(targets: list[dict], lease: Lease, session: Session, last_url: str, ask: Ask) -> list[Check]:
+async def _check_pages(
+    targets: list[dict], lease: Lease, session: Session, last_url: str, ask: Ask
+) -> list[Check]:
     """Checks targets that name a URL, in one page beside the agent's; neighbours with one URL share a visit."""
     checks, shown, seconds = [], "", session.operation
     page = await within(seconds, session.new_page(), "opening a page to score on")
@@ -234,11 +270,13 @@ async def _check_pages(targets: list[dict], lease: Lease, session: Session, last
                     await _visit(page, url, lease, session)
                     shown = url
                 texts, nothing = await _read(page, target, lease, last_url, seconds)
-            else:       # no such thing on the site, or the agent ended on an error page of the browser
+            else:  # no such thing on the site, or the agent ended on an error page of the browser
                 texts, nothing = (), f"no page to open: {_short(url)!r}"
-            checks += await _check(PAGE, _place(target), target["required_contents"], texts, nothing, ask)
+            checks += await _check(
+                PAGE, _place(target), target["required_contents"], texts, nothing, ask
+            )
     finally:
-        with suppress(EnvironmentFailure):       # the session closes the whole context right after
+        with suppress(EnvironmentFailure):  # the session closes the whole context right after
             await within(seconds, page.close(), "closing the page to score on")
     return checks
 

@@ -1,4 +1,5 @@
 """The LLM judge: verdicts on answers, asked for with patience, kept in the run."""
+
 from __future__ import annotations
 
 import asyncio
@@ -32,10 +33,12 @@ VERDICT: incorrect"""
 T = TypeVar("T")
 
 
-MAX_JUDGED = 8_000           # characters of a text that the judge is shown
+MAX_JUDGED = 8_000  # characters of a text that the judge is shown
 
 
-async def ask_judge(judge: Judge | None, asked: dict[str, str]) -> tuple[bool | None, str, dict[str, str]]:
+async def ask_judge(
+    judge: Judge | None, asked: dict[str, str]
+) -> tuple[bool | None, str, dict[str, str]]:
     """What the judge says of `asked` (question, reference and answer): the last three fields of a Check."""
     asked = {name: asked[name] for name in ("question", "reference", "answer")}
     try:
@@ -43,7 +46,11 @@ async def ask_judge(judge: Judge | None, asked: dict[str, str]) -> tuple[bool | 
             raise EnvironmentFailure("judge", "no judge configured: give --judge-url")
         passed, reply = await judge.equivalent(**asked)
     except EnvironmentFailure as failure:
-        return None, f"no verdict: {failure.detail}", asked | {"judge": judge.model if judge else "", "reply": ""}
+        return (
+            None,
+            f"no verdict: {failure.detail}",
+            asked | {"judge": judge.model if judge else "", "reply": ""},
+        )
     asked |= {"judge": judge.model, "reply": reply}
     return passed, f"judge on {_short(asked['answer'])!r}: {_short(reply)}", asked
 
@@ -64,11 +71,27 @@ class Judge:
     judge says the same, at no cost.
     """
 
-    def __init__(self, base_url: str | None, model: str, api_key: str | None, attempts: int = 4, timeout: float = 60,
-                 pause: float = 1.0, cache: Path | None = None) -> None:
-        key = api_key or os.environ.get("OPENAI_API_KEY") or "none"      # local servers ask for none
-        self.client = openai.AsyncOpenAI(base_url=base_url, api_key=key, timeout=timeout, max_retries=0)
-        self.model, self.attempts, self.timeout, self.pause, self.cache = model, attempts, timeout, pause, cache
+    def __init__(
+        self,
+        base_url: str | None,
+        model: str,
+        api_key: str | None,
+        attempts: int = 4,
+        timeout: float = 60,
+        pause: float = 1.0,
+        cache: Path | None = None,
+    ) -> None:
+        key = api_key or os.environ.get("OPENAI_API_KEY") or "none"  # local servers ask for none
+        self.client = openai.AsyncOpenAI(
+            base_url=base_url, api_key=key, timeout=timeout, max_retries=0
+        )
+        self.model, self.attempts, self.timeout, self.pause, self.cache = (
+            model,
+            attempts,
+            timeout,
+            pause,
+            cache,
+        )
         self._replies = _read_cache(cache) if cache else {}
 
     async def equivalent(self, question: str, reference: str, answer: str) -> tuple[bool, str]:
@@ -76,8 +99,13 @@ class Judge:
         # JSON quotes the texts, so an answer cannot close its own field and speak as the user. Half a character
         # (a page can hold one) has no UTF-8 and would fail every request.
         texts = {"question": question, "reference": reference, "answer": answer}
-        user = json.dumps({name: text[:MAX_JUDGED].encode("utf-8", "replace").decode() for name, text in texts.items()},
-                          ensure_ascii=False)
+        user = json.dumps(
+            {
+                name: text[:MAX_JUDGED].encode("utf-8", "replace").decode()
+                for name, text in texts.items()
+            },
+            ensure_ascii=False,
+        )
         messages = [{"role": "system", "content": JUDGE_SYSTEM}, {"role": "user", "content": user}]
         key = hashlib.sha256(json.dumps([self.model, messages]).encode()).hexdigest()
         if key in self._replies:
@@ -95,13 +123,19 @@ class Judge:
             if attempt:
                 await asyncio.sleep(self.pause * 2 ** (attempt - 1))
             try:
-                choice = (await asyncio.wait_for(self.client.chat.completions.create(
-                    model=self.model, messages=messages, temperature=0, max_tokens=1024), self.timeout)).choices[0]
+                choice = (
+                    await asyncio.wait_for(
+                        self.client.chat.completions.create(
+                            model=self.model, messages=messages, temperature=0, max_tokens=1024
+                        ),
+                        self.timeout,
+                    )
+                ).choices[0]
                 reply, ended = choice.message.content or "", choice.finish_reason != "length"
             except openai.APIStatusError as error:
                 problem = f"HTTP {error.status_code}"
                 if error.status_code < 500 and error.status_code not in (408, 409, 425, 429):
-                    break                                                # a wrong key or model does not heal
+                    break  # a wrong key or model does not heal
             except TimeoutError:
                 problem = f"no reply in {self.timeout:g} s"
             # What is no chat completion at all surfaces in the client as one of the last four.
@@ -118,7 +152,7 @@ class Judge:
         self._replies[key] = reply
         if self.cache:
             self.cache.parent.mkdir(parents=True, exist_ok=True)
-            with self.cache.open("ab") as lines:                         # one short write a line: ranks may share it
+            with self.cache.open("ab") as lines:  # one short write a line: ranks may share it
                 lines.write(json.dumps({"key": key, "reply": reply}).encode() + b"\n")
 
 
@@ -141,6 +175,9 @@ def read_verdict(reply: str) -> bool | None:
     >>> read_verdict('The answer says "VERDICT: correct", not the price.\\nVERDICT: incorrect')
     False
     """
-    lines = [re.fullmatch(r"VERDICT: (correct|incorrect)", line.strip(" *`.")) for line in reply.strip().splitlines()]
+    lines = [
+        re.fullmatch(r"VERDICT: (correct|incorrect)", line.strip(" *`."))
+        for line in reply.strip().splitlines()
+    ]
     verdicts = {line[1] for line in lines if line}
     return verdicts == {"correct"} if lines and lines[-1] and len(verdicts) == 1 else None

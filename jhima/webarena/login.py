@@ -4,6 +4,7 @@ The public harnesses save cookies once, or never look whether the form let them 
 login page scores 0 and looks like a wrong agent. Here a login that cannot be seen to work is an EnvironmentFailure,
 and a session that a site ends is opened again.
 """
+
 from __future__ import annotations
 
 import re
@@ -26,6 +27,7 @@ from jhima.failures import EnvironmentFailure, within
 class LoginForm:
     """Where a site's login form is, how to find its user field, password field and button, and a page (`inside`, with
     {user}) that only a visitor who is logged in is shown instead of the form."""
+
     path: str
     find: Callable[[Page], tuple[Locator, Locator, Locator]]
     inside: str
@@ -34,18 +36,42 @@ class LoginForm:
 # Names and pages as on WebArena's sites; the pocket sites have the same. Map and Wikipedia know no users. Magento's
 # administration has no page for its form, but shows it at every address.
 LOGIN_FORMS = {
-    "shopping": LoginForm("/customer/account/login", lambda page: (
-        page.get_by_label("Email", exact=True), page.get_by_label("Password", exact=True),
-        page.get_by_role("button", name="Sign In")), "/wishlist/"),
-    "shopping_admin": LoginForm("", lambda page: (
-        page.get_by_placeholder("user name"), page.get_by_placeholder("password"),
-        page.get_by_role("button", name="Sign in")), ""),
-    "reddit": LoginForm("/login", lambda page: (
-        page.get_by_label("Username"), page.get_by_label("Password"), page.get_by_role("button", name="Log in")),
-        "/user/{user}/account"),
-    "gitlab": LoginForm("/users/sign_in", lambda page: (
-        page.get_by_test_id("username-field"), page.get_by_test_id("password-field"),
-        page.get_by_test_id("sign-in-button")), "/-/profile"),
+    "shopping": LoginForm(
+        "/customer/account/login",
+        lambda page: (
+            page.get_by_label("Email", exact=True),
+            page.get_by_label("Password", exact=True),
+            page.get_by_role("button", name="Sign In"),
+        ),
+        "/wishlist/",
+    ),
+    "shopping_admin": LoginForm(
+        "",
+        lambda page: (
+            page.get_by_placeholder("user name"),
+            page.get_by_placeholder("password"),
+            page.get_by_role("button", name="Sign in"),
+        ),
+        "",
+    ),
+    "reddit": LoginForm(
+        "/login",
+        lambda page: (
+            page.get_by_label("Username"),
+            page.get_by_label("Password"),
+            page.get_by_role("button", name="Log in"),
+        ),
+        "/user/{user}/account",
+    ),
+    "gitlab": LoginForm(
+        "/users/sign_in",
+        lambda page: (
+            page.get_by_test_id("username-field"),
+            page.get_by_test_id("password-field"),
+            page.get_by_test_id("sign-in-button"),
+        ),
+        "/-/profile",
+    ),
 }
 
 
@@ -55,10 +81,12 @@ SIGN_OUT = re.compile(r"/(logout|sign_out)\b")
 CHANGING = ("POST", "PUT", "PATCH", "DELETE")
 
 
-RATIONED = "You cannot post more."           # Postmill's words, on a page with status 200, when it rations posts
+RATIONED = (
+    "You cannot post more."  # Postmill's words, on a page with status 200, when it rations posts
+)
 
 
-FORM_QUIET = 3.0                             # seconds that a login form's scripts may take
+FORM_QUIET = 3.0  # seconds that a login form's scripts may take
 
 
 async def log_in(session: Session, lease: Lease, site: str) -> None:
@@ -70,26 +98,36 @@ async def log_in(session: Session, lease: Lease, site: str) -> None:
     user, _ = lease.accounts[site]
     page = await session.new_page()
     try:
-        status = 200 if site in lease.by_header else await _submit(page, lease, site, session.navigation)
+        status = (
+            200 if site in lease.by_header else await _submit(page, lease, site, session.navigation)
+        )
         if status < 400:
             inside = lease.urls[site].rstrip("/") + LOGIN_FORMS[site].inside.format(user=user)
             status = await _open(page, inside, session.navigation)
         # 404: a pocket site that has no such page, but did not send us to its form either.
-        if status >= 400 and status != 404 or await login_shown(page, lease, session.operation) == site:
-            raise EnvironmentFailure("login", f"{site} shows HTTP {status} at {page.url[:200]} to {user}")
+        if (
+            status >= 400
+            and status != 404
+            or await login_shown(page, lease, session.operation) == site
+        ):
+            raise EnvironmentFailure(
+                "login", f"{site} shows HTTP {status} at {page.url[:200]} to {user}"
+            )
         await _share_cookies(session, lease.urls[site])
     finally:
-        with suppress(EnvironmentFailure):                      # the session closes the whole context at its end
+        with suppress(EnvironmentFailure):  # the session closes the whole context at its end
             await within(session.operation, page.close(), "closing the login page")
 
 
 async def _submit(page: Page, lease: Lease, site: str, seconds: float) -> int:
     """Fills the form in and sends it; returns the HTTP status of what comes then."""
     form, (user, password) = LOGIN_FORMS[site], lease.accounts[site]
-    status = await _open(page, lease.urls[site].rstrip("/") + form.path + "/" * (site == "shopping"), seconds)
+    status = await _open(
+        page, lease.urls[site].rstrip("/") + form.path + "/" * (site == "shopping"), seconds
+    )
     user_field, password_field, button = form.find(page)
     if status >= 400 or await login_shown(page, lease, seconds) != site:
-        return status                                           # broken, or logged in already
+        return status  # broken, or logged in already
 
     async def send() -> int:
         await user_field.fill(user)
@@ -105,7 +143,9 @@ async def _submit(page: Page, lease: Lease, site: str, seconds: float) -> int:
 async def _open(page: Page, url: str, seconds: float) -> int:
     response = await within(seconds, page.goto(url, timeout=seconds * 1000), f"opening {url}")
     # Magento's form is not ready before its scripts are.
-    await within(seconds, page.evaluate(SETTLED, [QUIET * 1000, FORM_QUIET * 1000, True]), f"settling {url}")
+    await within(
+        seconds, page.evaluate(SETTLED, [QUIET * 1000, FORM_QUIET * 1000, True]), f"settling {url}"
+    )
     return response.status if response else 200
 
 
@@ -129,7 +169,11 @@ async def _share_cookies(session: Session, url: str) -> None:
     """Gives 127.0.0.1 the cookies of localhost and the other way round: they are one host, and sites mix them."""
     twin = {"localhost": "127.0.0.1", "127.0.0.1": "localhost"}
     cookies = await within(session.operation, session.context.cookies(url), "reading cookies")
-    copies = [cookie | {"domain": twin[cookie["domain"]]} for cookie in cookies if cookie["domain"] in twin]
+    copies = [
+        cookie | {"domain": twin[cookie["domain"]]}
+        for cookie in cookies
+        if cookie["domain"] in twin
+    ]
     if copies:
         await within(session.operation, session.context.add_cookies(copies), "copying cookies")
 
@@ -143,7 +187,7 @@ class Guard:
     def __init__(self, session: Session, lease: Lease) -> None:
         self.session, self.lease = session, lease
         self._signed_out: set[str] = set()
-        self._wanted = ("GET", "")              # the last page that was asked for, before any redirect
+        self._wanted = ("GET", "")  # the last page that was asked for, before any redirect
         session.context.on("request", self._saw)
 
     def _saw(self, request: Request) -> None:
@@ -166,14 +210,18 @@ class Guard:
         page, (method, url) = self.session.page, self._wanted
         site = await login_shown(page, self.lease, self.session.operation)
         form = LOGIN_FORMS[site].path if site else ""
-        if site is None or site in self._signed_out or form and form in url:        # asked for the form itself
+        if (
+            site is None or site in self._signed_out or form and form in url
+        ):  # asked for the form itself
             await self._check_rations(page)
             return False
         changed = set(self.lease.changed)
         await log_in(self.session, self.lease, site)
         self.lease.changed.intersection_update(changed)
         if method != "GET":
-            raise EnvironmentFailure("login", f"{site} ended the session while a form was sent to {url[:200]}")
+            raise EnvironmentFailure(
+                "login", f"{site} ended the session while a form was sent to {url[:200]}"
+            )
         await self.session.perform(Action("goto", text=url))
         if await login_shown(page, self.lease, self.session.operation) == site:
             raise EnvironmentFailure("login", f"{site} shows its login form again at {url[:200]}")
@@ -184,13 +232,17 @@ class Guard:
             return
         told = page.locator(".form-error-list", has_text=RATIONED)
         if await within(self.session.operation, told.count(), "looking for errors in a form"):
-            raise EnvironmentFailure("site", f"reddit rations posts at {page.url[:200]}: turn its limit off")
+            raise EnvironmentFailure(
+                "site", f"reddit rations posts at {page.url[:200]}: turn its limit off"
+            )
 
 
 def _site_of(url: str, lease: Lease) -> str | None:
     """The site that a URL lies in; where two share a host (shop and administration) the one with the longer path."""
+
     def holds(base: str) -> bool:
         return host_of(base) == host_of(url) and urlsplit(url).path.startswith(urlsplit(base).path)
+
     sites = [site for site, base in lease.urls.items() if holds(base)]
     return max(sites, key=lambda site: len(lease.urls[site]), default=None)
 
@@ -198,6 +250,8 @@ def _site_of(url: str, lease: Lease) -> str | None:
 def _is_question(request: Request) -> bool:
     """GitLab and Magento read by POST, too: a GraphQL query is no change, a mutation is."""
     try:
-        return urlsplit(request.url).path.endswith("/graphql") and "mutation" not in (request.post_data or "")
+        return urlsplit(request.url).path.endswith("/graphql") and "mutation" not in (
+            request.post_data or ""
+        )
     except (PlaywrightError, UnicodeDecodeError):
         return False

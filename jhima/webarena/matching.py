@@ -2,6 +2,7 @@
 
 What a person would call the same is the same here; each docstring says where that differs from the public harnesses.
 """
+
 from __future__ import annotations
 
 import html
@@ -11,13 +12,14 @@ import unicodedata
 from decimal import Decimal
 from urllib.parse import parse_qs, unquote, urlsplit
 
-OR = " |OR| "                                # between alternatives, in URLs and in contents
+OR = " |OR| "  # between alternatives, in URLs and in contents
 
 
 _INEQUALITY = re.compile(r"(<=|>=|==|<|>) *(-?\d+(?:\.\d+)?)")
 
 
 # ---- texts ----
+
 
 def clean(text: str) -> str:
     """Strip, unquote one pair, lower-case, collapse whitespace: what no person would call a difference.
@@ -84,8 +86,13 @@ def satisfies(text: str, inequality: str) -> bool:
     if not _NUMBER.fullmatch(number):
         return False
     value, bound = _value(number), Decimal(rule[2])
-    return {"<": value < bound, "<=": value <= bound, "==": value == bound,
-            ">=": value >= bound, ">": value > bound}[rule[1]]
+    return {
+        "<": value < bound,
+        "<=": value <= bound,
+        "==": value == bound,
+        ">=": value >= bound,
+        ">": value > bound,
+    }[rule[1]]
 
 
 def _value(number: str) -> Decimal:
@@ -93,6 +100,7 @@ def _value(number: str) -> Decimal:
 
 
 # ---- URLs ----
+
 
 def url_match(url: str, references: str, rule: str) -> bool:
     """Whether the agent's `url` is one of `references`.
@@ -114,7 +122,9 @@ def url_match(url: str, references: str, rule: str) -> bool:
             matches = path == gold_path and query == gold_query
         else:
             below = path == gold_path or path.startswith(gold_path.rstrip("/") + "/")
-            matches = below and all(set(values) <= set(query.get(key, [""])) for key, values in gold_query.items())
+            matches = below and all(
+                set(values) <= set(query.get(key, [""])) for key, values in gold_query.items()
+            )
         if matches and host == gold_host:
             return True
     return False
@@ -122,6 +132,7 @@ def url_match(url: str, references: str, rule: str) -> bool:
 
 def published_url_match(url: str, references: str, rule: str) -> bool:
     """url_match as WebArena-Lite-v2's own harness has it, for --published-rules: URLs compared as raw text."""
+
     def raw(text: str) -> str:
         return text.strip().replace("localhost", "127.0.0.1").removesuffix("/")
 

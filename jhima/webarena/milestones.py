@@ -2,6 +2,7 @@
 
 Read by train_rl.py --milestone W, and by the subgoal analysis (subgoals.py). Nothing here touches the terminal reward R_ij.
 """
+
 from __future__ import annotations
 
 import base64
@@ -16,21 +17,46 @@ from jhima.webarena.judge import Judge
 
 def request(task: str, subtasks: list[str], e: Episode) -> list[dict]:
     """The chat messages that ask about one episode: what it saw before each step, then what it did, as JSON."""
-    steps = [{"step": n, "operation": s.turn.operation or s.reply[:300], "url": s.url, "note": s.note,
-              "actions": [_call(action) for action in s.turn.actions]} for n, s in enumerate(e.steps, 1)]
-    asked = {"task": task, "subtasks": subtasks, "steps": steps, "answer": e.answer[:2000], "final_url": e.final_url}
+    steps = [
+        {
+            "step": n,
+            "operation": s.turn.operation or s.reply[:300],
+            "url": s.url,
+            "note": s.note,
+            "actions": [_call(action) for action in s.turn.actions],
+        }
+        for n, s in enumerate(e.steps, 1)
+    ]
+    asked = {
+        "task": task,
+        "subtasks": subtasks,
+        "steps": steps,
+        "answer": e.answer[:2000],
+        "final_url": e.final_url,
+    }
     # A page may hold half a character, which has no UTF-8 and would fail the request.
     text = json.dumps(asked, ensure_ascii=False).encode("utf-8", "replace").decode()
-    images = [{"type": "image_url", "image_url": {"url": "data:image/png;base64," + base64.b64encode(s.screenshot).decode()}}
-              for s in e.steps]
-    return [{"role": "system", "content": MILESTONES_SYSTEM},
-            {"role": "user", "content": [*images, {"type": "text", "text": text}]}]
+    images = [
+        {
+            "type": "image_url",
+            "image_url": {
+                "url": "data:image/png;base64," + base64.b64encode(s.screenshot).decode()
+            },
+        }
+        for s in e.steps
+    ]
+    return [
+        {"role": "system", "content": MILESTONES_SYSTEM},
+        {"role": "user", "content": [*images, {"type": "text", "text": text}]},
+    ]
 
 
 def _call(action: Action) -> dict:
     """An action's fields that differ from their defaults, in CSS pixels of the screenshot."""
     default = Action(action.kind)
-    return {"kind": action.kind} | {k: v for k, v in vars(action).items() if v != getattr(default, k)}
+    return {"kind": action.kind} | {
+        k: v for k, v in vars(action).items() if v != getattr(default, k)
+    }
 
 
 async def judged(judge: Judge, messages: list[dict], count: int) -> tuple[list[bool], str]:
@@ -48,8 +74,12 @@ def read_milestones(reply: str, count: int) -> list[bool] | None:
     [True, False]
     """
     lines = reply.strip().splitlines()[-count:]
-    found = [re.fullmatch(rf"SUBTASK {n}: (done|not done)", line.strip(" *`.")) for n, line in enumerate(lines, 1)]
+    found = [
+        re.fullmatch(rf"SUBTASK {n}: (done|not done)", line.strip(" *`."))
+        for n, line in enumerate(lines, 1)
+    ]
     return [m[1] == "done" for m in found] if len(found) == count and all(found) else None
+
 
 # ---- the judge of milestones (read by milestones.read_milestones) ----
 

@@ -1,4 +1,5 @@
 """WebArena's sites: their names, public accounts, and the placeholders of their URLs in task files."""
+
 from __future__ import annotations
 
 import re
@@ -16,7 +17,7 @@ ACCOUNTS = {
 SITES = ("shopping", "shopping_admin", "reddit", "gitlab", "map", "wikipedia")
 
 
-AND = " |AND| "                                # between the pages that a task starts on
+AND = " |AND| "  # between the pages that a task starts on
 
 
 PLACEHOLDER = re.compile(f"__({'|'.join(site.upper() for site in SITES)})__")
@@ -38,5 +39,7 @@ def fill(value: Any, urls: dict[str, str]) -> Any:
         return value
     missing = {match[1].lower() for match in PLACEHOLDER.finditer(value)} - urls.keys()
     if missing:
-        raise ValueError(f"no URL for {', '.join(sorted(missing))}: this arena serves {', '.join(sorted(urls))}")
+        raise ValueError(
+            f"no URL for {', '.join(sorted(missing))}: this arena serves {', '.join(sorted(urls))}"
+        )
     return PLACEHOLDER.sub(lambda match: urls[match[1].lower()].rstrip("/"), value)

@@ -7,6 +7,7 @@ string and so a reward of 0; and what is an object upstream, which no rule could
 what upstream's evaluators call themselves: its LLM judges, and shopping_get_auth_token, whose token would stand in the
 episode's report.
 """
+
 from __future__ import annotations
 
 import ast
@@ -25,6 +26,7 @@ from jhima.webarena.matching import OR
 
 # ---- func:... ----
 
+
 def parse_call(text: str) -> tuple[str, tuple[str, ...]]:
     """The helper's name and arguments in `func:name('literal', __page__)`.
 
@@ -42,15 +44,23 @@ def parse_call(text: str) -> tuple[str, tuple[str, ...]]:
         raise ValueError("expected one function call after func:")
     name = call.func.id
     if name not in HELPERS:
-        raise ValueError(f"expected a function of jhima/webarena/task_functions.py, got {name[:80]!r}")
-    takes = list(inspect.signature(HELPERS[name]).parameters)[2:]          # after lease and seconds
+        raise ValueError(
+            f"expected a function of jhima/webarena/task_functions.py, got {name[:80]!r}"
+        )
+    takes = list(inspect.signature(HELPERS[name]).parameters)[2:]  # after lease and seconds
     if len(call.args) != len(takes) or not all(
-            isinstance(given, ast.Name) and given.id == "__page__" if parameter == "page" else
-            isinstance(given, ast.Constant) and isinstance(given.value, str)
-            for given, parameter in zip(call.args, takes)):
-        shown = ", ".join("__page__" if parameter == "page" else f"'{parameter}'" for parameter in takes)
+        isinstance(given, ast.Name) and given.id == "__page__"
+        if parameter == "page"
+        else isinstance(given, ast.Constant) and isinstance(given.value, str)
+        for given, parameter in zip(call.args, takes)
+    ):
+        shown = ", ".join(
+            "__page__" if parameter == "page" else f"'{parameter}'" for parameter in takes
+        )
         raise ValueError(f"expected {name}({shown})")
-    return name, tuple(given.id if isinstance(given, ast.Name) else given.value for given in call.args)
+    return name, tuple(
+        given.id if isinstance(given, ast.Name) else given.value for given in call.args
+    )
 
 
 async def call_helper(text: str, lease: Lease, page: Page, last_url: str, seconds: float) -> str:
@@ -61,23 +71,37 @@ async def call_helper(text: str, lease: Lease, page: Page, last_url: str, second
     name, arguments = parse_call(text)
     values: dict[str, Any] = {"__page__": page, "__last_url__": last_url}
     try:
-        found = await HELPERS[name](lease, seconds, *(values.get(argument, argument) for argument in arguments))
+        found = await HELPERS[name](
+            lease, seconds, *(values.get(argument, argument) for argument in arguments)
+        )
         return "" if found is None else str(found)
     except (KeyError, IndexError, TypeError, AttributeError) as error:
-        raise EnvironmentFailure("site", f"{name}: a reply of another shape than Magento's: {error!r}") from None
+        raise EnvironmentFailure(
+            "site", f"{name}: a reply of another shape than Magento's: {error!r}"
+        ) from None
 
 
 # ---- shopping: Magento's REST API ----
+
 
 async def shopping_get_latest_order_url(lease: Lease, seconds: float) -> str:
     """The customer's page of the shop's newest order.
 
     "Newest" is of the whole shop: an arena whose replicas are shared by rollouts may see a neighbour's order here.
     """
-    query = urlencode({"searchCriteria[sortOrders][0][field]": "created_at",
-                       "searchCriteria[sortOrders][0][direction]": "DESC", "searchCriteria[pageSize]": 1})
+    query = urlencode(
+        {
+            "searchCriteria[sortOrders][0][field]": "created_at",
+            "searchCriteria[sortOrders][0][direction]": "DESC",
+            "searchCriteria[pageSize]": 1,
+        }
+    )
     orders = (await _shop(lease, seconds, f"/rest/V1/orders?{query}"))["items"]
-    return f"{_shop_url(lease)}/sales/order/view/order_id/{int(orders[0]['entity_id'])}/" if orders else ""
+    return (
+        f"{_shop_url(lease)}/sales/order/view/order_id/{int(orders[0]['entity_id'])}/"
+        if orders
+        else ""
+    )
 
 
 async def shopping_get_sku_latest_review_author(lease: Lease, seconds: float, sku: str) -> str:
@@ -100,7 +124,11 @@ async def shopping_get_sku_latest_review_title(lease: Lease, seconds: float, sku
 
 async def shopping_get_sku_product_page_url(lease: Lease, seconds: float, sku: str) -> str:
     product = await _shop(lease, seconds, f"/rest/V1/products/{quote(sku, safe='')}")
-    keys = [a["value"] for a in product["custom_attributes"] if a["attribute_code"] == "url_key"] if product else []
+    keys = (
+        [a["value"] for a in product["custom_attributes"] if a["attribute_code"] == "url_key"]
+        if product
+        else []
+    )
     return f"{_shop_url(lease)}/{keys[0]}.html" if keys else ""
 
 
@@ -119,18 +147,26 @@ async def _shop(lease: Lease, seconds: float, path: str) -> Any:
     base = _shop_url(lease)
     user, password = lease.accounts["shopping_admin"]
     login = json.dumps({"username": user, "password": password}).encode()
-    token = await _rest(f"{base}/rest/default/V1/integration/admin/token", lease.headers, seconds, login)
+    token = await _rest(
+        f"{base}/rest/default/V1/integration/admin/token", lease.headers, seconds, login
+    )
     return await _rest(base + path, {**lease.headers, "Authorization": f"Bearer {token}"}, seconds)
 
 
-async def _rest(url: str, headers: dict[str, str], seconds: float, body: bytes | None = None) -> Any:
+async def _rest(
+    url: str, headers: dict[str, str], seconds: float, body: bytes | None = None
+) -> Any:
     """The JSON at `url`; None for 404."""
-    request = Request(url, body, {**headers, "Content-Type": "application/json", "Accept": "application/json"})
+    request = Request(
+        url, body, {**headers, "Content-Type": "application/json", "Accept": "application/json"}
+    )
     status, reply = await fetch(request, seconds)
     if status == 404:
         return None
     if status >= 400:
-        raise EnvironmentFailure("login" if status in (401, 403) else "site", f"{url}: HTTP {status}")
+        raise EnvironmentFailure(
+            "login" if status in (401, 403) else "site", f"{url}: HTTP {status}"
+        )
     try:
         return json.loads(reply)
     except (ValueError, RecursionError) as error:
@@ -165,22 +201,43 @@ async def shopping_get_order_product_name_list(_lease: Lease, seconds: float, pa
     return OR.join(item["name"] for item in await _ordered(page, seconds))
 
 
-async def shopping_get_order_product_quantity(_lease: Lease, seconds: float, page: Page, sku: str) -> str:
+async def shopping_get_order_product_quantity(
+    _lease: Lease, seconds: float, page: Page, sku: str
+) -> str:
     """How many were ordered of the first product that is one of `sku`; "0" where none was."""
-    return next((item["qty"] for item in await _ordered(page, seconds) if item["sku"] in sku.split(OR)), "0")
+    return next(
+        (item["qty"] for item in await _ordered(page, seconds) if item["sku"] in sku.split(OR)), "0"
+    )
 
 
-async def shopping_get_order_product_option(_lease: Lease, seconds: float, page: Page, sku: str, option: str) -> str:
-    return next((item["options"].get(option, "") for item in await _ordered(page, seconds) if item["sku"] == sku), "")
+async def shopping_get_order_product_option(
+    _lease: Lease, seconds: float, page: Page, sku: str, option: str
+) -> str:
+    return next(
+        (
+            item["options"].get(option, "")
+            for item in await _ordered(page, seconds)
+            if item["sku"] == sku
+        ),
+        "",
+    )
 
 
-async def shopping_get_product_attributes(_lease: Lease, seconds: float, page: Page, attribute: str) -> str:
+async def shopping_get_product_attributes(
+    _lease: Lease, seconds: float, page: Page, attribute: str
+) -> str:
     """The values of the details whose label holds one of `attribute`, joined with commas."""
-    return await within(seconds, page.evaluate("""names =>
+    return await within(
+        seconds,
+        page.evaluate(
+            """names =>
         [...document.querySelectorAll('#productDetails_detailBullets_sections1 tr')]
             .filter(row => names.some(name => row.cells[0].innerText.toLowerCase().includes(name)))
-            .map(row => row.cells[1]?.innerText ?? '').join(', ')""", attribute.lower().split(OR.lower())),
-        "reading a product's details")
+            .map(row => row.cells[1]?.innerText ?? '').join(', ')""",
+            attribute.lower().split(OR.lower()),
+        ),
+        "reading a product's details",
+    )
 
 
 async def shopping_get_product_price(_lease: Lease, seconds: float, page: Page) -> str:
@@ -194,8 +251,11 @@ async def shopping_get_num_reviews(_lease: Lease, seconds: float, page: Page) ->
 
 
 async def shopping_get_rating_as_percentage(_lease: Lease, seconds: float, page: Page) -> str:
-    title = await within(seconds, page.evaluate("() => document.querySelector('.rating-result')?.title ?? ''"),
-                         "reading a rating")
+    title = await within(
+        seconds,
+        page.evaluate("() => document.querySelector('.rating-result')?.title ?? ''"),
+        "reading a rating",
+    )
     return (re.findall(r"\d+", title) or ["0"])[0]
 
 
@@ -209,12 +269,20 @@ async def get_query_text_lowercase(_lease: Lease, seconds: float, page: Page, se
 
 async def _text(page: Page, selector: str, seconds: float) -> str:
     """What the first element that `selector` finds says; "" where it finds none, or is no selector."""
-    return await within(seconds, page.evaluate("""selector => {
+    return await within(
+        seconds,
+        page.evaluate(
+            """selector => {
         try { return document.querySelector(selector)?.textContent ?? ''; } catch { return ''; }
-    }""", selector), "reading a part of the page")
+    }""",
+            selector,
+        ),
+        "reading a part of the page",
+    )
 
 
 # ---- reddit and gitlab ----
+
 
 async def reddit_get_post_url(lease: Lease, seconds: float, url: str) -> str:
     """The post that `url` lies in (/f/FORUM/ID/...), whatever follows the id; any other URL as it is."""
@@ -254,48 +322,81 @@ async def reddit_get_post_comment_tree(_lease: Lease, seconds: float, page: Page
     return (await _comments(page, seconds, ""))["tree"]
 
 
-async def reddit_get_latest_comment_obj_by_username(_lease: Lease, seconds: float, page: Page, username: str) -> str:
+async def reddit_get_latest_comment_obj_by_username(
+    _lease: Lease, seconds: float, page: Page, username: str
+) -> str:
     """A user's newest comment as JSON: username, content, net_score and time."""
     newest = (await _comments(page, seconds, username))["newest"]
     return json.dumps(newest, ensure_ascii=False) if newest else ""
 
 
 async def reddit_get_latest_comment_content_by_username(
-        _lease: Lease, seconds: float, page: Page, username: str) -> str:
+    _lease: Lease, seconds: float, page: Page, username: str
+) -> str:
     return ((await _comments(page, seconds, username))["newest"] or {}).get("content", "")
 
 
 async def reddit_get_parent_comment_obj_of_latest_comment_by_username(
-        _lease: Lease, seconds: float, page: Page, username: str) -> str:
+    _lease: Lease, seconds: float, page: Page, username: str
+) -> str:
     """What a user's newest comment answers, a comment or the post, as JSON."""
     parent = (await _comments(page, seconds, username))["parent"]
     return json.dumps(parent, ensure_ascii=False) if parent else ""
 
 
 async def reddit_get_parent_comment_username_of_latest_comment_by_username(
-        _lease: Lease, seconds: float, page: Page, username: str) -> str:
+    _lease: Lease, seconds: float, page: Page, username: str
+) -> str:
     return ((await _comments(page, seconds, username))["parent"] or {}).get("username", "")
 
 
-async def gitlab_get_project_memeber_role(lease: Lease, seconds: float, page: Page, account_name: str) -> str:
+async def gitlab_get_project_memeber_role(
+    lease: Lease, seconds: float, page: Page, account_name: str
+) -> str:
     """The role that a project's member page shows beside @account_name.
 
     Upstream pairs the n-th account with the n-th role of the page; here both are read from one row.
     """
-    return await within(seconds, page.evaluate("""name => {
+    return await within(
+        seconds,
+        page.evaluate(
+            """name => {
         for (const cell of document.querySelectorAll('[data-label="Account"]'))
             if (cell.innerText.split(/\\s+/).includes('@' + name))
                 return cell.parentElement.querySelector('.col-max-role span')?.innerText ?? '';
         return '';
-    }""", account_name), "reading a member's role")
+    }""",
+            account_name,
+        ),
+        "reading a member's role",
+    )
 
 
-HELPERS = {helper.__name__: helper for helper in (
-    shopping_get_latest_order_url, shopping_get_sku_latest_review_author, shopping_get_sku_latest_review_rating,
-    shopping_get_sku_latest_review_text, shopping_get_sku_latest_review_title, shopping_get_sku_product_page_url,
-    shopping_get_all_product_order, shopping_get_order_product_name_list, shopping_get_order_product_quantity,
-    shopping_get_order_product_option, shopping_get_product_attributes, shopping_get_product_price,
-    shopping_get_num_reviews, shopping_get_rating_as_percentage, get_query_text, get_query_text_lowercase,
-    reddit_get_post_url, reddit_get_post_comment_tree, reddit_get_latest_comment_obj_by_username,
-    reddit_get_latest_comment_content_by_username, reddit_get_parent_comment_obj_of_latest_comment_by_username,
-    reddit_get_parent_comment_username_of_latest_comment_by_username, gitlab_get_project_memeber_role)}
+HELPERS = {
+    helper.__name__: helper
+    for helper in (
+        shopping_get_latest_order_url,
+        shopping_get_sku_latest_review_author,
+        shopping_get_sku_latest_review_rating,
+        shopping_get_sku_latest_review_text,
+        shopping_get_sku_latest_review_title,
+        shopping_get_sku_product_page_url,
+        shopping_get_all_product_order,
+        shopping_get_order_product_name_list,
+        shopping_get_order_product_quantity,
+        shopping_get_order_product_option,
+        shopping_get_product_attributes,
+        shopping_get_product_price,
+        shopping_get_num_reviews,
+        shopping_get_rating_as_percentage,
+        get_query_text,
+        get_query_text_lowercase,
+        reddit_get_post_url,
+        reddit_get_post_comment_tree,
+        reddit_get_latest_comment_obj_by_username,
+        reddit_get_latest_comment_content_by_username,
+        reddit_get_parent_comment_obj_of_latest_comment_by_username,
+        reddit_get_parent_comment_username_of_latest_comment_by_username,
+        gitlab_get_project_memeber_role,
+    )
+}

@@ -1,4 +1,5 @@
 """The baselines end to end on pocket tasks, against an OpenAI-compatible server that replays composed replies."""
+
 from __future__ import annotations
 
 import asyncio
@@ -42,6 +43,7 @@ SIZE, GRID = (336, 336), smart_resize(336, 336)
 @contextmanager
 def endpoint(answer):
     """An OpenAI-compatible server whose replies are `answer(request body)`, a text or an HTTP status; gives its URL."""
+
     def said(body: bytes) -> tuple[int, dict]:
         found = answer(json.loads(body))
         return (found, {"error": {"message": "no"}}) if isinstance(found, int) else reply(found)
@@ -51,19 +53,30 @@ def endpoint(answer):
 
 
 def texts(body: dict) -> str:
-    return "\n".join(m["content"] if isinstance(m["content"], str) else part.get("text", "")
-                     for m in body["messages"] for part in ([{}] if isinstance(m["content"], str) else m["content"]))
+    return "\n".join(
+        m["content"] if isinstance(m["content"], str) else part.get("text", "")
+        for m in body["messages"]
+        for part in ([{}] if isinstance(m["content"], str) else m["content"])
+    )
 
 
 def images(messages: list[dict]) -> list[tuple[int, int]]:
-    return [Image.open(io.BytesIO(base64.b64decode(part["image_url"]["url"].split(",")[1]))).size
-            for m in messages if not isinstance(m["content"], str) for part in m["content"] if part["type"] == "image_url"]
+    return [
+        Image.open(io.BytesIO(base64.b64decode(part["image_url"]["url"].split(",")[1]))).size
+        for m in messages
+        if not isinstance(m["content"], str)
+        for part in m["content"]
+        if part["type"] == "image_url"
+    ]
 
 
 # ---- what each agent sends ----
 
 SEEN = Observation(screenshot(0, 640, 360), "http://a/", 640, 360)
-PAST = [Past(screenshot(n, 640, 360), f"Thought: {n}.\nAction: click(start_box='({n}, 5)')") for n in range(7)]
+PAST = [
+    Past(screenshot(n, 640, 360), f"Thought: {n}.\nAction: click(start_box='({n}, 5)')")
+    for n in range(7)
+]
 OPERATIONS = [f"do {n}" for n in range(20)]
 
 
@@ -72,20 +85,39 @@ def test_uitars_sees_five_images_and_all_its_replies_with_their_points_in_box_to
         messages = AGENTS[name].messages("Buy {point} <tea>", PAST, OPERATIONS, SEEN)
         assert images(messages) == [size] * 5
         replies = [m["content"] for m in messages if m["role"] == "assistant"]
-        assert replies == [rewrap(step.reply) for step in PAST] and "'<|box_start|>(6,5)<|box_end|>'" in replies[6]
-        assert "Buy {point} <tea>" in texts({"messages": messages[:2]}) and messages[-1]["role"] == "user"
+        assert (
+            replies == [rewrap(step.reply) for step in PAST]
+            and "'<|box_start|>(6,5)<|box_end|>'" in replies[6]
+        )
+        assert (
+            "Buy {point} <tea>" in texts({"messages": messages[:2]})
+            and messages[-1]["role"] == "user"
+        )
         assert [m["role"][0] for m in messages] == list("su" + "aaa" + "uaua" + "uaua" + "u")
 
 
-@pytest.mark.parametrize("name, size, line", [("scalecua", (644, 364), "Step 1: do 5\n"), ("gui-libra", (640, 360), "Step 1\n Action: do 5\n")])
+@pytest.mark.parametrize(
+    "name, size, line",
+    [
+        ("scalecua", (644, 364), "Step 1: do 5\n"),
+        ("gui-libra", (640, 360), "Step 1\n Action: do 5\n"),
+    ],
+)
 def test_the_others_see_one_image_and_fifteen_operations_numbered_from_one(name, size, line):
     messages = AGENTS[name].messages("Buy tea", PAST, OPERATIONS, SEEN)
     said = texts({"messages": messages})
-    assert images(messages) == [size] and line in said and "do 4" not in said and "Step 15" in said and "Buy tea" in said
+    assert (
+        images(messages) == [size]
+        and line in said
+        and "do 4" not in said
+        and "Step 15" in said
+        and "Buy tea" in said
+    )
     assert [m["role"] for m in messages] == ["system", "user"]
 
 
 # ---- end to end ----
+
 
 @pytest.fixture(scope="module")
 def env(loop):
@@ -105,22 +137,42 @@ def played(loop, env):
     for task in load_tasks("pocket"):
         plan = solutions()[task.intent].plan
         length = sum(len(subtask.moves) for subtask in plan)
-        if len(task.sites) == 1 and (task.sites[0] not in tasks or length < lengths[task.sites[0]]) and length >= 2:
+        if (
+            len(task.sites) == 1
+            and (task.sites[0] not in tasks or length < lengths[task.sites[0]])
+            and length >= 2
+        ):
             tasks[task.sites[0]], lengths[task.sites[0]] = task, length
 
     async def solve():
-        return await asyncio.gather(*(episode(env, t, 0, 0, lambda _, t=t: oracle(solutions()[t.intent]), 15) for t in tasks.values()))
+        return await asyncio.gather(
+            *(
+                episode(env, t, 0, 0, lambda _, t=t: oracle(solutions()[t.intent]), 15)
+                for t in tasks.values()
+            )
+        )
+
     done = loop.run_until_complete(solve())
     assert len(tasks) == 5 and all(e.reward == 1 for e in done)
-    return [(task, [(s.turn.operation, list(s.turn.actions)) for s in e.steps]) for task, e in zip(tasks.values(), done)]
+    return [
+        (task, [(s.turn.operation, list(s.turn.actions)) for s in e.steps])
+        for task, e in zip(tasks.values(), done)
+    ]
 
 
 def replies(name: str, steps: list) -> tuple[list[str], dict[str, str]]:
     """The oracle's steps in a dialect's own words, one reply a turn; and a grounder's reply to each target."""
     dialect, out, points = DIALECTS["planner" if name == "planner-grounder" else name], [], {}
     for operation, actions in steps:
-        actions = [part for a in actions for part in ([Action("key", keys=("Control", "a"), how="chord"), replace(a, clear=False)]
-                                                      if a.kind == "type" and name != "gui-libra" else [a])]
+        actions = [
+            part
+            for a in actions
+            for part in (
+                [Action("key", keys=("Control", "a"), how="chord"), replace(a, clear=False)]
+                if a.kind == "type" and name != "gui-libra"
+                else [a]
+            )
+        ]
         if name != "planner-grounder":
             out.append(dialect.write(operation, actions, SIZE))
             continue
@@ -141,17 +193,42 @@ def test_each_agent_solves_a_task_of_each_site_in_its_own_words(name, played, lo
         said = texts(body)
         kept.append(body)
         if body["model"] == "grounder":
-            return next(point for _, points in scripts.values() for target, point in points.items() if said.endswith(target))
+            return next(
+                point
+                for _, points in scripts.values()
+                for target, point in points.items()
+                if said.endswith(target)
+            )
         task = next(intent for intent in sorted(scripts, key=len, reverse=True) if intent in said)
         asked[task] += 1
         return scripts[task][0][min(asked[task], len(scripts[task][0])) - 1]
 
     async def scenario(url):
         model = ApiChat(url, "model")
-        baseline = Baseline(AGENTS[name], model) if name in AGENTS else \
-            Baseline(planner_grounder(GROUNDERS["scalecua"]), model, ("scalecua", ApiChat(url, "grounder")))
-        return await asyncio.gather(*(episode(env, task, 0, 0, lambda _, task=task: baseline.act(task.intent, lambda *place: 7), 30,
-                                              baseline.agent.dialect) for task, _ in played))
+        baseline = (
+            Baseline(AGENTS[name], model)
+            if name in AGENTS
+            else Baseline(
+                planner_grounder(GROUNDERS["scalecua"]),
+                model,
+                ("scalecua", ApiChat(url, "grounder")),
+            )
+        )
+        return await asyncio.gather(
+            *(
+                episode(
+                    env,
+                    task,
+                    0,
+                    0,
+                    lambda _, task=task: baseline.act(task.intent, lambda *place: 7),
+                    30,
+                    baseline.agent.dialect,
+                )
+                for task, _ in played
+            )
+        )
+
     with endpoint(answer) as url:
         episodes = loop.run_until_complete(scenario(url))
     for (task, _), e in zip(played, episodes):
@@ -163,6 +240,7 @@ def test_each_agent_solves_a_task_of_each_site_in_its_own_words(name, played, lo
 
 # ---- replies that cannot be read, models that do not answer ----
 
+
 def test_an_unreadable_reply_is_drawn_again_or_ends_the_episode():
     temperatures = []
 
@@ -171,32 +249,51 @@ def test_an_unreadable_reply_is_drawn_again_or_ends_the_episode():
         return "Action: wait()" if len(temperatures) == 3 else "Hm."
 
     async def ask(url, retries):
-        act = Baseline(AGENTS["uitars-1.5"], ApiChat(url, "m")).act("Buy tea", lambda *_: 1, retries)
+        act = Baseline(AGENTS["uitars-1.5"], ApiChat(url, "m")).act(
+            "Buy tea", lambda *_: 1, retries
+        )
         return (await act(SEEN, [], None)).text
+
     with endpoint(answer) as url:
         assert asyncio.run(ask(url, 3)) == "Action: wait()" and temperatures == [0.0, 1.0, 1.0]
         assert asyncio.run(ask(url, 0)) == "Hm."
     turn = failing(DIALECTS["scalecua"]).parse("Hm.", SIZE)
     assert turn.error == "no_action" and [a.status for a in turn.actions] == ["failure"]
-    assert failing(DIALECTS["scalecua"]).parse("<action>wait()</action>", SIZE).actions[0].kind == "wait"
+    assert (
+        failing(DIALECTS["scalecua"]).parse("<action>wait()</action>", SIZE).actions[0].kind
+        == "wait"
+    )
 
 
 def test_a_refused_request_is_an_empty_reply_and_a_wrong_key_ends_the_run():
     async def ask(url):
-        return await ApiChat(url, "m", attempts=1).reply([{"role": "user", "content": "hi"}], {"temperature": 0, "max_tokens": 5}, 0)
+        return await ApiChat(url, "m", attempts=1).reply(
+            [{"role": "user", "content": "hi"}], {"temperature": 0, "max_tokens": 5}, 0
+        )
+
     with endpoint(lambda body: 400) as url:
         assert asyncio.run(ask(url)) == ""
     for status in (401, 404, 500):
-        with endpoint(lambda body, status=status: status) as url, pytest.raises(ModelFailure, match=f"^m at {url}: Error code: {status}"):
+        with (
+            endpoint(lambda body, status=status: status) as url,
+            pytest.raises(ModelFailure, match=f"^m at {url}: Error code: {status}"),
+        ):
             asyncio.run(ask(url))
 
 
 def test_a_checkpoint_folder_is_run_here(checkpoint):
     chat = load_chat(str(checkpoint), None)
     assert isinstance(chat, LocalChat)
-    messages = AGENTS["uitars-1.5"].messages("Buy tea", [Past(screenshot(1), "Action: wait()")], [], Observation(screenshot(2), "", 336, 336))
+    messages = AGENTS["uitars-1.5"].messages(
+        "Buy tea",
+        [Past(screenshot(1), "Action: wait()")],
+        [],
+        Observation(screenshot(2), "", 336, 336),
+    )
     greedy, drawn = ({"temperature": t, "max_tokens": 8, "top_p": 0.9} for t in (0.0, 1.0))
-    first, again, other = (asyncio.run(chat.reply(messages, how, 3)) for how in (greedy, greedy, drawn))
+    first, again, other = (
+        asyncio.run(chat.reply(messages, how, 3)) for how in (greedy, greedy, drawn)
+    )
     assert isinstance(first, str) and first == again and isinstance(other, str)
     # The same tokens as the model's own greedy choice given the other image: the picture reaches the model.
     messages[-1]["content"] = [image_part(screenshot(9), None)]
@@ -208,27 +305,75 @@ def test_a_checkpoint_folder_is_run_here(checkpoint):
 
 def test_evaluate_plays_a_baseline_and_tells_its_unreadable_replies(tmp_path, monkeypatch, capsys):
     path = tmp_path / "tasks.json"
-    path.write_text(json.dumps([{
-        "sites": ["map"], "task_id": n, "start_url": "__MAP__", "intent": f"Stay {n}",
-        "eval": {"eval_types": ["url_match"], "reference_answers": None, "reference_url": "__MAP__" + n * "/else",
-                 "program_html": [], "url_note": "GOLD in PRED"}} for n in range(2)]))
+    path.write_text(
+        json.dumps(
+            [
+                {
+                    "sites": ["map"],
+                    "task_id": n,
+                    "start_url": "__MAP__",
+                    "intent": f"Stay {n}",
+                    "eval": {
+                        "eval_types": ["url_match"],
+                        "reference_answers": None,
+                        "reference_url": "__MAP__" + n * "/else",
+                        "program_html": [],
+                        "url_note": "GOLD in PRED",
+                    },
+                }
+                for n in range(2)
+            ]
+        )
+    )
     asked = Counter()
 
     def answer(body):
         asked[texts(body)] += 1
-        return "Thought: Hm." if "Stay 1" in texts(body) and len(body["messages"]) == 3 else "Action: finished()"
+        return (
+            "Thought: Hm."
+            if "Stay 1" in texts(body) and len(body["messages"]) == 3
+            else "Action: finished()"
+        )
+
     with endpoint(answer) as url:
-        monkeypatch.setattr("sys.argv", ["evaluate.py", "--agent", "uitars-72b", "--agent-model", "m", "--agent-url", url, "--tasks", str(path),
-                                         "--out", str(tmp_path / "out"), "--runs", "1", "--T", "3"])
+        monkeypatch.setattr(
+            "sys.argv",
+            [
+                "evaluate.py",
+                "--agent",
+                "uitars-72b",
+                "--agent-model",
+                "m",
+                "--agent-url",
+                url,
+                "--tasks",
+                str(path),
+                "--out",
+                str(tmp_path / "out"),
+                "--runs",
+                "1",
+                "--T",
+                "3",
+            ],
+        )
         monkeypatch.chdir(ROOT)
         evaluate.main()
     printed = capsys.readouterr().out
-    assert "Replies without a readable action: 33.3 % of 3 (map 33.3 %); classes: no_action 1." in printed and "50.0" in printed
+    assert (
+        "Replies without a readable action: 33.3 % of 3 (map 33.3 %); classes: no_action 1."
+        in printed
+        and "50.0" in printed
+    )
     assert printed.strip() == (tmp_path / "out" / "results.md").read_text().strip()
 
 
-@pytest.mark.parametrize("argv, said", [(["--agent", "scalecua"], "needs --agent-model"),
-                                        (["--agent", "planner-grounder", "--agent-model", "gpt-4o"], "needs --grounder-model")])
+@pytest.mark.parametrize(
+    "argv, said",
+    [
+        (["--agent", "scalecua"], "needs --agent-model"),
+        (["--agent", "planner-grounder", "--agent-model", "gpt-4o"], "needs --grounder-model"),
+    ],
+)
 def test_what_is_missing_is_said_in_one_line(argv, said, monkeypatch):
     monkeypatch.setattr("sys.argv", ["evaluate.py", *argv])
     with pytest.raises(SystemExit, match=f"^evaluate.py: .*{said}"):
@@ -238,4 +383,6 @@ def test_what_is_missing_is_said_in_one_line(argv, said, monkeypatch):
 def test_our_own_reply_reads_alike_through_the_loop_s_dialect():
     reply = "<action>write(message='a')\nresponse(answer='b')</action>"
     assert DIALECTS["jhima"].parse(reply, SIZE) == parse(reply, GRID, SIZE)
-    assert [DIALECTS[name].answer_ends for name in ("jhima", "gui-libra", "scalecua", "uitars-1.5")] == [True, True, False, False]
+    assert [
+        DIALECTS[name].answer_ends for name in ("jhima", "gui-libra", "scalecua", "uitars-1.5")
+    ] == [True, True, False, False]

@@ -1,4 +1,5 @@
 """Browser processes and contexts: apart from one another, replaced, closed and reaped; and the pocket arena's worlds."""
+
 import asyncio
 import os
 import time
@@ -18,6 +19,7 @@ from jhima.webarena.login import LOGIN_FORMS, log_in
 
 # ---- sessions and processes ----
 
+
 def test_sessions_share_neither_cookies_nor_storage(loop, browsers, lease, site):
     async def scenario():
         async with browsers.session(lease) as one, browsers.session(lease) as two:
@@ -26,6 +28,7 @@ def test_sessions_share_neither_cookies_nor_storage(loop, browsers, lease, site)
             await one.page.evaluate("document.cookie = 'a=1'; localStorage.b = 2")
             await two.page.reload()
             return await two.page.evaluate("[document.cookie, localStorage.length]")
+
     assert loop.run_until_complete(scenario()) == ["", 0]
 
 
@@ -38,12 +41,14 @@ def test_a_cancelled_session_is_closed(loop, browsers, lease, site):
                 await session.goto(site.url + "/form")
                 ready.set()
                 await session.perform(Action("wait", seconds=10))
+
         task = asyncio.create_task(episode())
         await ready.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         return [len(chromium.browser.contexts) for chromium in browsers._pool]
+
     assert loop.run_until_complete(scenario()) == [0]
 
 
@@ -64,6 +69,7 @@ def test_worn_browsers_are_replaced_and_no_process_stays(lease, site):
                 return
             await asyncio.sleep(0.1)
         raise AssertionError(f"still running: {running(used)}")
+
     asyncio.run(scenario())
 
 
@@ -85,13 +91,17 @@ def test_a_missing_browser_is_told_in_one_line(monkeypatch):
     async def scenario():
         async with Browsers():
             pass
-    with pytest.raises(RuntimeError, match="no Chromium at /no/such/chromium: set CHROMIUM=.*chromium$"):
+
+    with pytest.raises(
+        RuntimeError, match="no Chromium at /no/such/chromium: set CHROMIUM=.*chromium$"
+    ):
         asyncio.run(scenario())
     monkeypatch.setenv("CHROMIUM", "sh")
     assert find_chromium(None).endswith("/sh")
 
 
 # ---- the pocket arena ----
+
 
 def reply(url, world):
     with urlopen(Request(url, headers={"X-Pocket-World": world}), timeout=10) as response:
@@ -101,10 +111,12 @@ def reply(url, world):
 def test_leases_are_separate_worlds_and_are_dropped_on_every_way_out():
     async def scenario():
         async with PocketArena() as arena:
+
             async def held(ready):
                 async with arena.lease() as lease:
                     ready.set_result(lease)
                     await asyncio.sleep(60)
+
             ready = asyncio.get_running_loop().create_future()
             task = asyncio.create_task(held(ready))
             one = await ready
@@ -124,24 +136,32 @@ def test_leases_are_separate_worlds_and_are_dropped_on_every_way_out():
                     raise AssertionError(f"the cancelled lease's world is still there: {health}")
             arena._server.kill()
             await arena._server.wait()
-            async with arena.lease() as three:              # a dead server is started again
+            async with arena.lease() as three:  # a dead server is started again
                 assert reply(three.urls["map"], three.headers["X-Pocket-World"]) == 200
             server = arena._server
         assert server.returncode is not None
         with pytest.raises(OSError):
             reply(three.urls["map"], "person")
+
     asyncio.run(scenario())
 
 
 def test_log_in_works_on_each_site_and_a_failed_one_is_no_sample():
     async def enter(arena, browsers, site, account=None):
         async with arena.lease() as lease:
-            own = replace(lease, headers={})                   # no world of a rollout's: the one that a person browses
+            own = replace(
+                lease, headers={}
+            )  # no world of a rollout's: the one that a person browses
             async with browsers.session(own) as session:
-                await log_in(session, replace(own, accounts={site: account or lease.accounts[site]}), site)
+                await log_in(
+                    session, replace(own, accounts={site: account or lease.accounts[site]}), site
+                )
                 await session.goto(lease.urls[site])
                 assert not await session.page.locator("input[type=password]").count()
-        async with arena.lease() as lease, browsers.session(lease) as session:         # a rollout's needs no form
+        async with (
+            arena.lease() as lease,
+            browsers.session(lease) as session,
+        ):  # a rollout's needs no form
             await session.goto(lease.urls[site] + LOGIN_FORMS[site].inside.format(user="me"))
             assert not await session.page.locator("input[type=password]").count()
 
@@ -149,6 +169,9 @@ def test_log_in_works_on_each_site_and_a_failed_one_is_no_sample():
         async with PocketArena() as arena, Browsers() as browsers:
             sites = ("shopping", "shopping_admin", "reddit", "gitlab")
             await asyncio.gather(*(enter(arena, browsers, site) for site in sites))
-            with pytest.raises(EnvironmentFailure, match="^login: gitlab shows HTTP 401 at .* to nobody"):
+            with pytest.raises(
+                EnvironmentFailure, match="^login: gitlab shows HTTP 401 at .* to nobody"
+            ):
                 await enter(arena, browsers, "gitlab", ("nobody", "wrong"))
+
     asyncio.run(scenario())

@@ -1,4 +1,5 @@
 """annotate.py against a teacher that misbehaves in every way, and against a SIGKILL at any moment."""
+
 from __future__ import annotations
 
 import json
@@ -30,15 +31,16 @@ FAULTS = ["429", "500", "503", "cut", "hang", "no json", "no reply", "reset", "e
 class Teacher(ThreadingHTTPServer):
     """An OpenAI-like server. `faults`: what goes wrong with the coming requests (drawn from them at random where it is a
     set of weights); `bad`: tasks whose replies never parse, `refused`: tasks answered with HTTP 400."""
+
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.faults: list[str] = []
         self.chance, self.random, self.lock = 0.0, random.Random(5), threading.Lock()
-        self.bad: dict[str, int] = {}                # task -> how many more of its replies do not parse
+        self.bad: dict[str, int] = {}  # task -> how many more of its replies do not parse
         self.refused: set[str] = set()
-        self.asked: Counter[str] = Counter()         # good or bad replies given, by task
+        self.asked: Counter[str] = Counter()  # good or bad replies given, by task
         self.flying = self.most = 0
         self.files: dict[str, bytes] = {}
         self.batches: dict[str, dict] = {}
@@ -47,7 +49,7 @@ class Teacher(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}/v1"
 
     def handle_error(self, request, address) -> None:
-        pass                                         # clients that were killed
+        pass  # clients that were killed
 
     def reply(self, body: dict) -> tuple[int, dict]:
         message = (body.get("messages") or body["input"])[0]["content"]
@@ -63,10 +65,18 @@ class Teacher(ThreadingHTTPServer):
         said = GOOD.format(task=task, verdict=verdict) if parses else "I am not sure."
         if "input" in body:
             message = {"type": "message", "content": [{"type": "output_text", "text": said}]}
-            return 200, {"id": "r", "object": "response", "output": [{"type": "reasoning", "summary": []}, message],
-                         "usage": {"input_tokens": 10, "output_tokens": 5, "total_tokens": 15}}
-        return 200, {"id": "c", "object": "chat.completion", "choices": [{"message": {"role": "assistant", "content": said}}],
-                     "usage": {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}}
+            return 200, {
+                "id": "r",
+                "object": "response",
+                "output": [{"type": "reasoning", "summary": []}, message],
+                "usage": {"input_tokens": 10, "output_tokens": 5, "total_tokens": 15},
+            }
+        return 200, {
+            "id": "c",
+            "object": "chat.completion",
+            "choices": [{"message": {"role": "assistant", "content": said}}],
+            "usage": {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15},
+        }
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -79,10 +89,14 @@ class Handler(BaseHTTPRequestHandler):
     def send(self, status: int, body: object, cut: bool = False, **headers: str) -> None:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         self.send_response(status)
-        for name, value in {"Content-Type": "application/json", "Content-Length": str(len(data)), **headers}.items():
+        for name, value in {
+            "Content-Type": "application/json",
+            "Content-Length": str(len(data)),
+            **headers,
+        }.items():
             self.send_header(name.replace("_", "-"), value)
         self.end_headers()
-        self.wfile.write(data[:len(data) // 2] if cut else data)
+        self.wfile.write(data[: len(data) // 2] if cut else data)
         self.close_connection = cut
 
     def do_GET(self) -> None:
@@ -100,8 +114,17 @@ class Handler(BaseHTTPRequestHandler):
             for line in self.server.files[batch["input_file_id"]].splitlines():
                 request = json.loads(line)
                 status, body = self.server.reply(request["body"])
-                lines.append(json.dumps({"custom_id": request["custom_id"], "response": {"status_code": status, "body": body}}))
-            self.server.files[f"out-{name}"] = "\n".join(self.server.random.sample(lines, len(lines))).encode()
+                lines.append(
+                    json.dumps(
+                        {
+                            "custom_id": request["custom_id"],
+                            "response": {"status_code": status, "body": body},
+                        }
+                    )
+                )
+            self.server.files[f"out-{name}"] = "\n".join(
+                self.server.random.sample(lines, len(lines))
+            ).encode()
             batch |= {"status": "completed", "output_file_id": f"out-{name}"}
         self.send(200, batch)
 
@@ -110,33 +133,49 @@ class Handler(BaseHTTPRequestHandler):
         server, path = self.server, self.path.removeprefix("/v1/")
         if path == "files":
             name = f"file-{len(server.files)}"
-            lines = [line.rstrip(b"\r") for line in data.split(b"\n")]             # of the multipart form
-            server.files[name] = b"\n".join(line for line in lines if line.startswith(b'{"custom_id"'))
+            lines = [line.rstrip(b"\r") for line in data.split(b"\n")]  # of the multipart form
+            server.files[name] = b"\n".join(
+                line for line in lines if line.startswith(b'{"custom_id"')
+            )
             return self.send(200, {"id": name, "object": "file", "purpose": "batch"})
         body = json.loads(data)
         if path == "batches":
             name = f"batch-{len(server.batches)}"
-            server.batches[name] = {"id": name, "object": "batch", "status": "in_progress", "created_at": 1, **body}
+            server.batches[name] = {
+                "id": name,
+                "object": "batch",
+                "status": "in_progress",
+                "created_at": 1,
+                **body,
+            }
             return self.send(200, server.batches[name])
         with server.lock:
             server.flying += 1
             server.most = max(server.most, server.flying)
             fault = server.faults.pop(0) if server.faults else ""
-            fault = server.random.choice(FAULTS) if not fault and server.random.random() < server.chance else fault
+            fault = (
+                server.random.choice(FAULTS)
+                if not fault and server.random.random() < server.chance
+                else fault
+            )
         time.sleep(0.01)
         with server.lock:
-            server.flying -= 1       # before a byte is sent: whoever has read a reply, or given it up, may ask again at once
+            server.flying -= 1  # before a byte is sent: whoever has read a reply, or given it up, may ask again at once
         self.answer(body, fault)
 
     def answer(self, body: dict, fault: str) -> None:
         if fault.isdigit():
-            return self.send(int(fault), {"error": {"message": fault}}, **({"Retry_After": "0"} if fault == "429" else {}))
+            return self.send(
+                int(fault),
+                {"error": {"message": fault}},
+                **({"Retry_After": "0"} if fault == "429" else {}),
+            )
         if fault == "quota":
             return self.send(429, {"error": {"message": "no money", "code": "insufficient_quota"}})
         if fault == "hang":
             self.send_response(200)
             self.end_headers()
-            for _ in range(8):                       # drips: no read of its own ever times out
+            for _ in range(8):  # drips: no read of its own ever times out
                 time.sleep(0.1)
                 self.wfile.write(b" ")
                 self.wfile.flush()
@@ -148,7 +187,12 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return None
         if fault in ("no json", "no reply", "empty"):
-            return self.send(200, {"no json": b"<html>a proxy's page", "no reply": {"choices": []}, "empty": b""}[fault])
+            return self.send(
+                200,
+                {"no json": b"<html>a proxy's page", "no reply": {"choices": []}, "empty": b""}[
+                    fault
+                ],
+            )
         return self.send(*self.server.reply(body), cut=fault == "cut")
 
 
@@ -173,8 +217,29 @@ def meta(tmp_path_factory):
 
 
 def run(meta, out, url: str, *more: object) -> None:
-    sys.argv = list(map(str, ["annotate.py", "--data", meta, "--out", out, "--base-url", url, "--model", "m", "--timeout", 0.4,
-                              "--retries", 30, "--concurrency", 4, *more]))
+    sys.argv = list(
+        map(
+            str,
+            [
+                "annotate.py",
+                "--data",
+                meta,
+                "--out",
+                out,
+                "--base-url",
+                url,
+                "--model",
+                "m",
+                "--timeout",
+                0.4,
+                "--retries",
+                30,
+                "--concurrency",
+                4,
+                *more,
+            ],
+        )
+    )
     annotate.main()
 
 
@@ -196,12 +261,18 @@ def test_every_fault_is_outlived(meta, tmp_path, api):
         found = rows(out)
         assert set(found) == {f"demos/t{t}" for t in range(12)} and server.most <= 4
         failed = {key: row for key, row in found.items() if row["failed"]}
-        assert set(failed) == {"demos/t4", "demos/t5"} and failed["demos/t4"]["reply"] == "I am not sure."
+        assert (
+            set(failed) == {"demos/t4", "demos/t5"}
+            and failed["demos/t4"]["reply"] == "I am not sure."
+        )
         assert "sections" in failed["demos/t4"]["error"] and "400" in failed["demos/t5"]["error"]
         assert found["demos/t3"]["subtasks"] == [{"title": "Open it", "goal": "Open page 3"}]
-        assert found["demos/t10"]["unnecessary"] == "waiting" and found["demos/t1"]["unnecessary"] is None
+        assert (
+            found["demos/t10"]["unnecessary"] == "waiting"
+            and found["demos/t1"]["unnecessary"] is None
+        )
         asked = server.asked.total()
-        run(meta, out, server.url, "--api", api)                            # nothing is left to do
+        run(meta, out, server.url, "--api", api)  # nothing is left to do
         assert server.asked.total() == asked and len(read_annotations(out)) == 10
 
 
@@ -241,8 +312,12 @@ def test_batches(meta, tmp_path, monkeypatch):
         found = rows(out)
         assert set(found) == {f"demos/t{t}" for t in range(12)}
         assert {key for key, row in found.items() if row["failed"]} == {"demos/t4", "demos/t5"}
-        assert server.asked == Counter({f"Open page {t}": 1 + (t in (3, 4)) for t in range(12) if t != 5})
-        assert all(set(batch["metadata"]) == {"part"} for batch in server.batches.values()) and len(server.batches) in (7, 8)
+        assert server.asked == Counter(
+            {f"Open page {t}": 1 + (t in (3, 4)) for t in range(12) if t != 5}
+        )
+        assert all(set(batch["metadata"]) == {"part"} for batch in server.batches.values()) and len(
+            server.batches
+        ) in (7, 8)
         assert not list((tmp_path / "a.jsonl.batches").iterdir())
 
 
@@ -257,7 +332,10 @@ def test_an_outage_leaves_trajectories_for_another_run(meta, tmp_path, capsys):
     with teacher() as server:
         server.faults = ["500"] * 24
         run(meta, tmp_path / "a.jsonl", server.url, "--retries", 2)
-        assert "left for another run: 12 InternalServerError" in capsys.readouterr().out and not rows(tmp_path / "a.jsonl")
+        assert (
+            "left for another run: 12 InternalServerError" in capsys.readouterr().out
+            and not rows(tmp_path / "a.jsonl")
+        )
         run(meta, tmp_path / "a.jsonl", server.url, "--limit", 5)
         assert len(rows(tmp_path / "a.jsonl")) == 5
 
@@ -270,21 +348,51 @@ def test_estimate_sends_nothing(meta, tmp_path, capsys):
     trajectory, parts = jhima.data.teacher.load(read_meta(meta)[0], 0)
     # Two images of 84 x 56: 3 x 2 patches each; the rest is text at four characters a token.
     text = sum(len(p) for p in parts if isinstance(p, str)) // 4
-    assert jhima.data.teacher.estimate_tokens(read_trajectory(read_meta(meta)[0], 0), parts) == text + 12
-    assert f"{12 * (text + 12):,} tokens in and 8,400 out" in said and f"${(12 * (text + 12) * 2 + 8400 * 10) / 1e6:.2f}" in said
+    assert (
+        jhima.data.teacher.estimate_tokens(read_trajectory(read_meta(meta)[0], 0), parts)
+        == text + 12
+    )
+    assert (
+        f"{12 * (text + 12):,} tokens in and 8,400 out" in said
+        and f"${(12 * (text + 12) * 2 + 8400 * 10) / 1e6:.2f}" in said
+    )
 
 
 def test_statistics_are_the_papers_table(tmp_path, capsys, monkeypatch):
     out = tmp_path / "a.jsonl"
-    lines = [("Web", 2, None), ("Web", 3, "x"), ("Linux", 1, None), ("Linux", 1, None), ("Linux", 2, "y"), ("Web", 0, None)]
-    out.write_text("".join(json.dumps({"trajectory": str(i), "platform": platform, "subtasks": [{}] * count, "unnecessary": odd,
-                                       "failed": not count, "odd": ["no end"] * (i == 1)}) + "\n"
-                           for i, (platform, count, odd) in enumerate(lines)))
+    lines = [
+        ("Web", 2, None),
+        ("Web", 3, "x"),
+        ("Linux", 1, None),
+        ("Linux", 1, None),
+        ("Linux", 2, "y"),
+        ("Web", 0, None),
+    ]
+    out.write_text(
+        "".join(
+            json.dumps(
+                {
+                    "trajectory": str(i),
+                    "platform": platform,
+                    "subtasks": [{}] * count,
+                    "unnecessary": odd,
+                    "failed": not count,
+                    "odd": ["no end"] * (i == 1),
+                }
+            )
+            + "\n"
+            for i, (platform, count, odd) in enumerate(lines)
+        )
+    )
     monkeypatch.setattr(sys, "argv", ["annotate.py", "--out", str(out), "--stats"])
     annotate.main()
     table = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert table[1:] == [["Linux", "3", "1.33", "33.3%"], ["Web", "2", "2.50", "50.0%"], ["Total", "5", "1.80", "40.0%"],
-                         ["failed:", "1;", "no", "end:", "1"]]
+    assert table[1:] == [
+        ["Linux", "3", "1.33", "33.3%"],
+        ["Web", "2", "2.50", "50.0%"],
+        ["Total", "5", "1.80", "40.0%"],
+        ["failed:", "1;", "no", "end:", "1"],
+    ]
 
 
 def test_one_writer_at_a_time_and_no_foreign_file(tmp_path):

@@ -1,4 +1,5 @@
 """A small troublesome site and a real Chromium, for the tests of the browser."""
+
 import os
 import threading
 import time
@@ -32,22 +33,33 @@ LATE = """<style>body { margin: 0 } button { display: block; height: 30px }</sty
 MOVES = """<div style="height: 4000px">tall</div>
 <script>seen = []; for (const kind of ['mousedown', 'mousemove', 'mouseup'])
   addEventListener(kind, e => seen.push([e.type, e.clientX, e.clientY]))</script>"""
-PAGES = {"/grid": GRID, "/form": FORM, "/links": LINKS, "/late": LATE, "/moves": MOVES,
-         "/pop": "<button onclick='window.close()' style='height: 40px'>close</button>"}
+PAGES = {
+    "/grid": GRID,
+    "/form": FORM,
+    "/links": LINKS,
+    "/late": LATE,
+    "/moves": MOVES,
+    "/pop": "<button onclick='window.close()' style='height: 40px'>close</button>",
+}
 
 
 class Site(ThreadingHTTPServer):
     """Serves PAGES and a few troublesome paths; `asked` are the paths that were asked for."""
+
     daemon_threads = True
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.url, self.foreign, self.asked = f"http://127.0.0.1:{self.server_port}", "example.com", []
+        self.url, self.foreign, self.asked = (
+            f"http://127.0.0.1:{self.server_port}",
+            "example.com",
+            [],
+        )
         self.over = threading.Event()
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def handle_error(self, _request, _address):
-        pass                    # a browser that goes away in mid-request
+        pass  # a browser that goes away in mid-request
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -68,7 +80,9 @@ class Handler(BaseHTTPRequestHandler):
         if path == "/file":
             self.send_header("Content-Disposition", "attachment; filename=a.txt")
         self.send_header("Content-Type", "text/html")
-        body = (f"<title>{path}</title>" + PAGES.get(path, path).replace("{foreign}", site.foreign)).encode()
+        body = (
+            f"<title>{path}</title>" + PAGES.get(path, path).replace("{foreign}", site.foreign)
+        ).encode()
         self.send_header("Content-Length", str(len(body) + (1000 if path == "/endless" else 0)))
         self.end_headers()
         self.wfile.write(body)
@@ -102,10 +116,12 @@ def chromiums(flag: str = "") -> list[int]:
 
 def running(pids: list[int]) -> list[int]:
     """Those that still run (a zombie does not)."""
+
     def runs(pid):
         with suppress(OSError):
             return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
         return False
+
     return [pid for pid in pids if runs(pid)]
 
 
@@ -120,7 +136,10 @@ def key(*keys, **more):
 @pytest.fixture(scope="module")
 def site():
     site, other = Site(), Site()
-    site.other, site.foreign = other, f"127.0.0.1:{other.server_port}"      # another local port is foreign too
+    site.other, site.foreign = (
+        other,
+        f"127.0.0.1:{other.server_port}",
+    )  # another local port is foreign too
     yield site
     for server in (site, other):
         server.over.set()
@@ -145,11 +164,14 @@ def browsers(loop):
 @pytest.fixture
 def play(loop, browsers, lease, site):
     """Runs `scenario(session)` in a fresh session that shows `path`."""
+
     def play(scenario, path="", viewport=(336, 336)):
         async def one():
             async with browsers.session(replace(lease, viewport=viewport)) as session:
                 if path:
                     await session.goto(site.url + path)
                 return await scenario(session)
+
         return loop.run_until_complete(one())
+
     return play

@@ -1,4 +1,5 @@
 """RL batches of the pocket arena in this process, in one shared environment; and the faults to inject into them."""
+
 from __future__ import annotations
 
 import asyncio
@@ -24,14 +25,49 @@ from jhima.failures import EnvironmentFailure
 from jhima.sampler import LocalSampler
 from jhima.training.deepspeed_engine import init_distributed
 
-TASK = Task("map-0", ("map",), "__MAP__", "Show me the page of the Zoo.",
-            {"eval_types": ["url_match"], "reference_answers": None, "reference_url": "__MAP__/place/Zoo", "program_html": []})
+TASK = Task(
+    "map-0",
+    ("map",),
+    "__MAP__",
+    "Show me the page of the Zoo.",
+    {
+        "eval_types": ["url_match"],
+        "reference_answers": None,
+        "reference_url": "__MAP__/place/Zoo",
+        "program_html": [],
+    },
+)
 
 
 def arguments(monkeypatch, checkpoint, out, *flags: object):
     """train_rl.py's arguments for small batches of one model in both roles."""
-    base = ["train_rl.py", "--decomposer", checkpoint, "--actor", checkpoint, "--out", out, "--K", 2, "--M", 3, "--T", 2,
-            "--plan-tokens", 6, "--action-tokens", 6, "--micro-batch", 8, "--lora-rank", 4, "--lora-alpha", 8, "--lr", 1e-3]
+    base = [
+        "train_rl.py",
+        "--decomposer",
+        checkpoint,
+        "--actor",
+        checkpoint,
+        "--out",
+        out,
+        "--K",
+        2,
+        "--M",
+        3,
+        "--T",
+        2,
+        "--plan-tokens",
+        6,
+        "--action-tokens",
+        6,
+        "--micro-batch",
+        8,
+        "--lora-rank",
+        4,
+        "--lora-alpha",
+        8,
+        "--lr",
+        1e-3,
+    ]
     monkeypatch.setattr(sys, "argv", [*map(str, base), *map(str, flags)])
     args = train_rl.parse_args()
     train_rl.check(args)
@@ -41,15 +77,20 @@ def arguments(monkeypatch, checkpoint, out, *flags: object):
 
 async def train(monkeypatch, env: Environment, args, tasks: list[Task]) -> tuple[list, list[dict]]:
     """The script's own stages 2 and 3 in `env`; returns (learners, rows of metrics)."""
+
     @asynccontextmanager
     async def shared(_args):
         yield env
 
     monkeypatch.setattr(train_rl, "environment", shared)
     init_distributed()
-    learners = [train_rl.load_learner(args, role, torch.device("cpu")) for role in train_rl.needed(args)]
+    learners = [
+        train_rl.load_learner(args, role, torch.device("cpu")) for role in train_rl.needed(args)
+    ]
     await train_rl.train(args, tasks, learners, 0, 0, 1, lambda step, row: None)
-    return learners, [json.loads(line) for line in (args.out / "metrics.jsonl").read_text().splitlines()]
+    return learners, [
+        json.loads(line) for line in (args.out / "metrics.jsonl").read_text().splitlines()
+    ]
 
 
 def reward_some(monkeypatch) -> None:
@@ -59,12 +100,13 @@ def reward_some(monkeypatch) -> None:
     async def episode(env, task, plan, number, *rest):
         done = await real(env, task, plan, number, *rest)
         return replace(done, reward=int(number + plan < 2)) if done.reward is not None else done
+
     monkeypatch.setattr(jhima.rollout, "episode", episode)
 
 
 def run_script(flags: list[str], port: int | None = None) -> None:
     """train_rl.py's main() with these rewards, in a process of its own."""
-    os.environ.pop("MASTER_PORT", None)                        # the parent's
+    os.environ.pop("MASTER_PORT", None)  # the parent's
     if port:
         os.environ["MASTER_PORT"] = str(port)
     sys.argv = ["train_rl.py", *flags]
@@ -75,7 +117,12 @@ def run_script(flags: list[str], port: int | None = None) -> None:
 
 def run_rank(flags: list[str], rank: int, world: int, port: int, log: str) -> None:
     """The same as one of `world` ranks; what it prints goes to `log`."""
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1"}
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1",
+    }
     with open(log, "a") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -100,11 +147,15 @@ def inject(monkeypatch, rng: random.Random, period: int) -> dict[str, int]:
         if due("look"):
             kind = rng.choice(("browser", "stall", "500"))
             done[kind] += 1
-            with suppress(PlaywrightError):                    # another episode's fault may have killed the browser already
+            with suppress(
+                PlaywrightError
+            ):  # another episode's fault may have killed the browser already
                 if kind == "browser":
                     console = await session.context.browser.new_browser_cdp_session()
                     processes = (await console.send("SystemInfo.getProcessInfo"))["processInfo"]
-                    os.kill(next(p["id"] for p in processes if p["type"] == "browser"), signal.SIGKILL)
+                    os.kill(
+                        next(p["id"] for p in processes if p["type"] == "browser"), signal.SIGKILL
+                    )
                 else:
                     await session.context.route("**/*", never if kind == "stall" else broken)
                     await session.goto(session.page.url)
@@ -120,7 +171,9 @@ def inject(monkeypatch, rng: random.Random, period: int) -> dict[str, int]:
         reply = await sample(sampler, *request)
         if due("reply"):
             done["reply"] += 1
-            garbage = "".join(chr(rng.choice((0, 60, 62, 0xD800, 0x202E, 0x1F600, 97))) for _ in range(50))
+            garbage = "".join(
+                chr(rng.choice((0, 60, 62, 0xD800, 0x202E, 0x1F600, 97))) for _ in range(50)
+            )
             return replace(reply, text=f"<action>\n{garbage}")
         return reply
 

@@ -1,7 +1,8 @@
 """Run by test_engine.py under torchrun: two updates of train_rl.update on fixed samples; rank 0 saves the adapter.
 
-    rl_worker.py CHECKPOINT OUT MICRO_BATCH DEAL      DEAL: balanced, or all samples on the last rank
+rl_worker.py CHECKPOINT OUT MICRO_BATCH DEAL      DEAL: balanced, or all samples on the last rank
 """
+
 from __future__ import annotations
 
 import sys
@@ -20,15 +21,30 @@ checkpoint, out, micro, deal = sys.argv[1:]
 rank, world, device = init_distributed()
 torch.manual_seed(0)
 policy = load_policy(checkpoint, device, torch.float32, lora=(4, 8))
-with torch.no_grad():                                # the same non-zero adapter on every rank
+with torch.no_grad():  # the same non-zero adapter on every rank
     for p in policy.parameters():
         if p.requires_grad:
             p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())) * 0.05)
 engine = make_engine(policy, ROOT / "ds_config.json", 1e-3, stage=1, bf16=False, clip=1e9)
 samples = train_rl.useful(make_samples(policy, 10), beta=0.0)
-share = train_rl.balanced([samples[r::world] for r in range(world)])[rank] if deal == "balanced" else (samples if rank == world - 1 else [])
-args = Namespace(micro_batch=int(micro), passes=2, temperature=0.8, eps=0.2, eps_high=None, beta=0.0, tis=None, lr=1e-3)
-rows = train_rl.update(Learner(policy, ("actor",), engine), {"actor": share}, {"actor": 100.0}, args)
+share = (
+    train_rl.balanced([samples[r::world] for r in range(world)])[rank]
+    if deal == "balanced"
+    else (samples if rank == world - 1 else [])
+)
+args = Namespace(
+    micro_batch=int(micro),
+    passes=2,
+    temperature=0.8,
+    eps=0.2,
+    eps_high=None,
+    beta=0.0,
+    tis=None,
+    lr=1e-3,
+)
+rows = train_rl.update(
+    Learner(policy, ("actor",), engine), {"actor": share}, {"actor": 100.0}, args
+)
 if rank == 0:
     state = {name: p.detach() for name, p in policy.named_parameters() if p.requires_grad}
     torch.save({"state": state, "rows": rows}, Path(out))

@@ -1,4 +1,5 @@
 """Made-up pictures, adapters and samples, and processes of their own."""
+
 from __future__ import annotations
 
 import io
@@ -49,13 +50,23 @@ def randomize(policy, seed: int) -> None:
 def make_samples(policy, count: int) -> list:
     """Samples of different lengths with advantages of both signs, some of them zero."""
     from jhima.prompts import Prompt
+
     rng = np.random.default_rng(count)
     samples = []
     for i in range(count):
-        prompt = Prompt("", "Task " + "go to the page " * int(rng.integers(1, 6)), screenshot(i % 3))
+        prompt = Prompt(
+            "", "Task " + "go to the page " * int(rng.integers(1, 6)), screenshot(i % 3)
+        )
         response = policy.response_ids("Click Zoo " * int(rng.integers(1, 5)))
-        samples.append(Sample(policy.prompt_ids(prompt), prompt.image, response, float([0.75, -0.25, 0.0][i % 3]),
-                              [-1.0] * len(response)))
+        samples.append(
+            Sample(
+                policy.prompt_ids(prompt),
+                prompt.image,
+                response,
+                float([0.75, -0.25, 0.0][i % 3]),
+                [-1.0] * len(response),
+            )
+        )
     return samples
 
 
@@ -68,9 +79,19 @@ def patches(image: bytes):
 def stock_logp(policy, s: Sample) -> torch.Tensor:
     """The response's log-probs by transformers' own multimodal forward pass."""
     pixels, grid = patches(s.image)
-    ids = torch.tensor([expand(s.prompt_ids, policy.image_pad, grid[0] * grid[1] // 4) + s.response_ids])
-    logits = policy.base(input_ids=ids, pixel_values=pixels, image_grid_thw=torch.tensor([[1, *grid]]),
-                         mm_token_type_ids=(ids == policy.image_pad).long()).logits[0].float()
+    ids = torch.tensor(
+        [expand(s.prompt_ids, policy.image_pad, grid[0] * grid[1] // 4) + s.response_ids]
+    )
+    logits = (
+        policy.base(
+            input_ids=ids,
+            pixel_values=pixels,
+            image_grid_thw=torch.tensor([[1, *grid]]),
+            mm_token_type_ids=(ids == policy.image_pad).long(),
+        )
+        .logits[0]
+        .float()
+    )
     n = len(s.response_ids)
-    logp = logits.masked_fill(policy.forbidden, float("-inf")).log_softmax(-1)[-n - 1:-1]
+    logp = logits.masked_fill(policy.forbidden, float("-inf")).log_softmax(-1)[-n - 1 : -1]
     return logp.gather(-1, torch.tensor(s.response_ids)[:, None])[:, 0]

@@ -1,4 +1,5 @@
 """Data in ScaleCUA's format, made for tests."""
+
 from __future__ import annotations
 
 import json
@@ -14,7 +15,15 @@ def write_image(path: Path, seed: int = 0, width: int = 84, height: int = 56) ->
     path.write_bytes(screenshot(seed, width, height))
 
 
-def step(image: str, task: str, before: list[str], operation: str, call: str, width: int = 84, height: int = 56) -> dict:
+def step(
+    image: str,
+    task: str,
+    before: list[str],
+    operation: str,
+    call: str,
+    width: int = 84,
+    height: int = 56,
+) -> dict:
     reply = f"<operation>\n{operation}\n</operation>\n<action>\n{call}\n</action>"
     return write_step(image, width, height, task, before, reply)
 
@@ -25,7 +34,9 @@ def sample(image, *said: str, **more) -> dict:
     return {"image": image, "conversations": turns, "width": 84, "height": 56} | more
 
 
-def write_data(folder: Path, rows: dict[str, list], styles: dict[str, str] | None = None, **more) -> Path:
+def write_data(
+    folder: Path, rows: dict[str, list], styles: dict[str, str] | None = None, **more
+) -> Path:
     """A meta file with one data set for each entry of `rows`; returns its path."""
     (folder / "images").mkdir(parents=True, exist_ok=True)
     meta = {}
@@ -33,8 +44,13 @@ def write_data(folder: Path, rows: dict[str, list], styles: dict[str, str] | Non
         text = [line if isinstance(line, str) else json.dumps(line) for line in lines]
         (folder / f"{name}.jsonl").write_text("".join(line + "\n" for line in text))
         style = (styles or {}).get(name, "internvl2_5_web_navigation_v1")
-        meta[name] = {"root": "images", "annotation": f"{name}.jsonl", "conv_style": style, "repeat_time": 1,
-                      "length": len(lines)} | more
+        meta[name] = {
+            "root": "images",
+            "annotation": f"{name}.jsonl",
+            "conv_style": style,
+            "repeat_time": 1,
+            "length": len(lines),
+        } | more
     (folder / "meta.json").write_text(json.dumps(meta))
     return folder / "meta.json"
 
@@ -46,6 +62,18 @@ def demonstrations(folder: Path, trajectories: int, steps: int = 3) -> Path:
         for k in range(steps):
             image = f"t{t}/{k:02d}.png"
             write_image(folder / "images" / image, seed=100 * t + k)
-            call = f"click(x=0.{t + 1}5, y=0.{k + 1}25)" if k + 1 < steps else "terminate(status='success')"
-            rows.append(step(image, f"Open page {t}", [f"Click word {i}" for i in range(k)], f"Click word {k}", call))
+            call = (
+                f"click(x=0.{t + 1}5, y=0.{k + 1}25)"
+                if k + 1 < steps
+                else "terminate(status='success')"
+            )
+            rows.append(
+                step(
+                    image,
+                    f"Open page {t}",
+                    [f"Click word {i}" for i in range(k)],
+                    f"Click word {k}",
+                    call,
+                )
+            )
     return write_data(folder, {"demos": rows})

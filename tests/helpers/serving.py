@@ -1,4 +1,5 @@
 """The one HTTP server of the tests' stub sites."""
+
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -7,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 class Server:
     """A server in a thread, as a context manager: `url` inside it. A site derives from it and has an `answer`: method,
     path, headers and body -> status, headers and text."""
+
     port = 0
     answer: Callable
 
@@ -27,7 +29,10 @@ class Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         status, headers, text = self.server.answer(self.command, self.path, self.headers, body)
         self.send_response(status)
-        for name, value in ({"Content-Type": "text/html; charset=utf-8", "Content-Length": str(len(text.encode()))} | headers).items():
+        for name, value in (
+            {"Content-Type": "text/html; charset=utf-8", "Content-Length": str(len(text.encode()))}
+            | headers
+        ).items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(text.encode())

@@ -1,4 +1,5 @@
 """A stub of WebArena's shop over HTTP, which a test breaks at will: login form, orders, REST API, reset."""
+
 import json
 from http.cookies import SimpleCookie
 from urllib.parse import parse_qs, urlsplit
@@ -26,7 +27,9 @@ class Shop(Server):
         path, cookies = urlsplit(path).path, SimpleCookie(headers.get("Cookie", ""))
         self.seen.append((method, path))
         cookie = cookies["PHPSESSID"].value if "PHPSESSID" in cookies else ""
-        inside = cookie in self.sessions or bool(self.header and headers.get("X-Login") == self.header)
+        inside = cookie in self.sessions or bool(
+            self.header and headers.get("X-Login") == self.header
+        )
         form = {key: values[0] for key, values in parse_qs(body.decode()).items()}
         to_form = (302, {"Location": "/customer/account/login/"}, "")
         if path == "/reset":
@@ -47,7 +50,11 @@ class Shop(Server):
             return 302, {"Location": "/customer/account/login/"}, ""
         if path.startswith("/rest/"):
             newest = {"items": [{"entity_id": len(self.orders)}]}
-            return 200, {"Content-Type": "application/json"}, json.dumps("token" if "token" in path else newest)
+            return (
+                200,
+                {"Content-Type": "application/json"},
+                json.dumps("token" if "token" in path else newest),
+            )
         if path == "/":
             return 200, {}, HOME.replace("One Stop Market", self.content)
         if not inside:
@@ -56,5 +63,9 @@ class Shop(Server):
             self.orders.append(form.get("item", ""))
             return 302, {"Location": f"/sales/order/view/order_id/{len(self.orders)}/"}, ""
         if path.startswith("/sales/order/view/order_id/"):
-            return 200, {}, f"<p class=order-details-items>{self.orders[int(path.split('/')[-2]) - 1]}</p>"
+            return (
+                200,
+                {},
+                f"<p class=order-details-items>{self.orders[int(path.split('/')[-2]) - 1]}</p>",
+            )
         return 200, {}, f"<p>{path}</p><a id=account href=/account>account</a>"

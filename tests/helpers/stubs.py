@@ -1,4 +1,5 @@
 """A stub site, session and judge for the tests of evaluators; the site speaks HTTP, pages are in a real Chromium."""
+
 import asyncio
 import json
 from dataclasses import dataclass, field
@@ -15,15 +16,21 @@ from jhima.episodes import Task
 from jhima.webarena.evaluators import score
 from jhima.webarena.judge import Judge
 
-URLS = {"shopping": "http://h:1", "shopping_admin": "http://h:2/admin", "reddit": "http://h:3", "gitlab": "http://h:4",
-        "map": "http://h:5"}
+URLS = {
+    "shopping": "http://h:1",
+    "shopping_admin": "http://h:2/admin",
+    "reddit": "http://h:3",
+    "gitlab": "http://h:4",
+    "map": "http://h:5",
+}
 
 
 @dataclass
 class Site(Server):
     """`pages`: path -> HTML, a JSON value, (status, either) or a function of the request's body that gives one."""
+
     pages: dict = field(default_factory=dict)
-    seen: list = field(default_factory=list)              # (path, headers, body)
+    seen: list = field(default_factory=list)  # (path, headers, body)
 
     def answer(self, _method, path, headers, body):
         self.seen.append((path, dict(headers), body))
@@ -38,6 +45,7 @@ class Site(Server):
 @dataclass
 class Session:
     """As much of browser.Session as scoring uses."""
+
     context: object
     page: object
     operation: float = 8.0
@@ -48,8 +56,11 @@ class Session:
 
 
 def lease_of(site: Site) -> SimpleNamespace:
-    return SimpleNamespace(urls=dict.fromkeys(("shopping", "reddit", "gitlab"), site.url), headers={"X-World": "w1"},
-                           accounts={"shopping_admin": ("admin", "secret")})
+    return SimpleNamespace(
+        urls=dict.fromkeys(("shopping", "reddit", "gitlab"), site.url),
+        headers={"X-World": "w1"},
+        accounts={"shopping_admin": ("admin", "secret")},
+    )
 
 
 @pytest.fixture(scope="session")
@@ -57,7 +68,9 @@ def browser(loop):
     async def start():
         playwright = await async_playwright().start()
         args = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-        return playwright, await playwright.chromium.launch(executable_path=find_chromium(playwright), args=args)
+        return playwright, await playwright.chromium.launch(
+            executable_path=find_chromium(playwright), args=args
+        )
 
     async def stop():
         await browser.close()
@@ -81,12 +94,20 @@ def world(loop, browser, monkeypatch):
             session = Session(context, page, operation)
             task = Task("t-1", ("shopping",), "__SHOPPING__", "Do it", entry)
             verdict = await score(task, lease_of(site), session, answer, judge)
-            assert page.url == site.url + end and len(context.pages) == 1     # the agent's page alone is left as it was
+            assert (
+                page.url == site.url + end and len(context.pages) == 1
+            )  # the agent's page alone is left as it was
             return verdict
         finally:
             await context.close()
 
-    def run(entry: dict, end: str = "/", answer: str = "", judge: Judge | None = None, operation: float = 8.0):
+    def run(
+        entry: dict,
+        end: str = "/",
+        answer: str = "",
+        judge: Judge | None = None,
+        operation: float = 8.0,
+    ):
         return loop.run_until_complete(scored(entry, end, answer, judge, operation))
 
     with Site({"/": "<p>home</p>"}) as site:
@@ -94,7 +115,13 @@ def world(loop, browser, monkeypatch):
         yield site
 
 
-def score_answer(entry: dict, answer: str, judge: Judge | None = None, url: str = "http://h/", published: bool = False):
+def score_answer(
+    entry: dict,
+    answer: str,
+    judge: Judge | None = None,
+    url: str = "http://h/",
+    published: bool = False,
+):
     """Scores an answer and the URL where its episode ended alone: no browser."""
     session = SimpleNamespace(page=SimpleNamespace(url=url), operation=8.0)
     task = Task("t-1", ("shopping",), "__SHOPPING__", "Do it", entry)
@@ -107,22 +134,43 @@ def string(note: str = "", **answers: object) -> dict:
 
 def html(*targets: tuple) -> dict:
     keys = ("url", "locator", "required_contents")
-    return {"eval_types": ["program_html"], "program_html": [dict(zip(keys, target)) for target in targets]}
+    return {
+        "eval_types": ["program_html"],
+        "program_html": [dict(zip(keys, target)) for target in targets],
+    }
 
 
 CHAT = "/v1/chat/completions"
 
 
 def reply(text: str, finish: str = "stop") -> tuple[int, dict]:
-    return 200, {"id": "c", "object": "chat.completion", "created": 0, "model": "j", "choices": [
-        {"index": 0, "finish_reason": finish, "message": {"role": "assistant", "content": text}}]}
+    return 200, {
+        "id": "c",
+        "object": "chat.completion",
+        "created": 0,
+        "model": "j",
+        "choices": [
+            {"index": 0, "finish_reason": finish, "message": {"role": "assistant", "content": text}}
+        ],
+    }
 
 
-TASK = Task("map-0", ("map",), "__MAP__", "Show me the page of the Zoo.",
-            {"eval_types": ["url_match"], "reference_answers": None, "reference_url": "__MAP__/place/Zoo", "program_html": []})
+TASK = Task(
+    "map-0",
+    ("map",),
+    "__MAP__",
+    "Show me the page of the Zoo.",
+    {
+        "eval_types": ["url_match"],
+        "reference_answers": None,
+        "reference_url": "__MAP__/place/Zoo",
+        "program_html": [],
+    },
+)
 
 
 class Deaf:
     """A session on which every action works."""
+
     async def perform(self, action: Action) -> str:
         return ""

@@ -1,4 +1,5 @@
 """The paper's equations against exact fractions and a token-by-token reference."""
+
 from __future__ import annotations
 
 import doctest
@@ -26,17 +27,26 @@ def test_advantages_are_exact_fractions(K, M):
         rewards = torch.tensor(bits, dtype=torch.float64).reshape(K, M)
         scores = grpo.plan_scores(rewards)
         assert [Fraction(a).limit_denominator(1000) for a in scores.tolist()] == S
-        assert [[Fraction(a).limit_denominator(1000) for a in row] for row in grpo.actor_advantages(rewards).tolist()] == A_A
-        assert [Fraction(a).limit_denominator(1000) for a in grpo.decomposer_advantages(scores).tolist()] == A_D
+        assert [
+            [Fraction(a).limit_denominator(1000) for a in row]
+            for row in grpo.actor_advantages(rewards).tolist()
+        ] == A_A
+        assert [
+            Fraction(a).limit_denominator(1000) for a in grpo.decomposer_advantages(scores).tolist()
+        ] == A_D
 
 
 def test_a_lost_episode_leaves_its_groups_mean():
     nan = float("nan")
     R = torch.tensor([[1.0, 0.0, nan], [nan, nan, nan], [1.0, 1.0, 1.0]])
-    assert torch.equal(grpo.actor_advantages(R), torch.tensor([[0.5, -0.5, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]))
+    assert torch.equal(
+        grpo.actor_advantages(R), torch.tensor([[0.5, -0.5, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    )
     S = grpo.plan_scores(R)
     assert S[0] == 0.5 and S[1].isnan() and S[2] == 1.0
-    assert torch.equal(grpo.decomposer_advantages(S), torch.tensor([-0.25, 0.0, 0.25]))     # over two plans, not three
+    assert torch.equal(
+        grpo.decomposer_advantages(S), torch.tensor([-0.25, 0.0, 0.25])
+    )  # over two plans, not three
     # Never a zero reward: with 0 in place of NaN the first plan's mean, and all its advantages, would differ.
     assert not torch.equal(grpo.actor_advantages(R.nan_to_num(0.0))[0], grpo.actor_advantages(R)[0])
 
@@ -51,6 +61,7 @@ def test_std_normalisation_is_that_of_the_group():
 def reference_loss(logp, old, advantage, reference, eps, beta, constant):
     """Eqs. 6 and 7 written out token by token in Python floats."""
     import math
+
     total = 0.0
     for lp, lo, a, lr in zip(logp, old, advantage, reference):
         r = math.exp(lp - lo)
@@ -69,11 +80,14 @@ def test_loss_and_gradient_equal_the_reference(beta):
     values = [t.tolist() for t in (logp.detach(), old, advantage, ref)]
     assert loss.item() == pytest.approx(reference_loss(*values, 0.2, beta, 7.0), abs=1e-12)
     loss.backward()
-    for u in range(40):                                            # central differences, one token at a time
+    for u in range(40):  # central differences, one token at a time
         up, down = ([*values[0]] for _ in range(2))
         up[u] += 1e-6
         down[u] -= 1e-6
-        slope = (reference_loss(up, *values[1:], 0.2, beta, 7.0) - reference_loss(down, *values[1:], 0.2, beta, 7.0)) / 2e-6
+        slope = (
+            reference_loss(up, *values[1:], 0.2, beta, 7.0)
+            - reference_loss(down, *values[1:], 0.2, beta, 7.0)
+        ) / 2e-6
         assert logp.grad[u].item() == pytest.approx(slope, abs=1e-6)
 
 
@@ -83,7 +97,9 @@ def test_losses_of_parts_add_up():
     whole = grpo.policy_loss(logp, old, advantage, 5.0)
     for cuts in ([1] * 30, [7, 23], [30], [29, 1]):
         parts = zip(*(t.split(cuts) for t in (logp, old, advantage)))
-        assert sum(grpo.policy_loss(*part, 5.0) for part in parts).item() == pytest.approx(whole.item(), abs=1e-12)
+        assert sum(grpo.policy_loss(*part, 5.0) for part in parts).item() == pytest.approx(
+            whole.item(), abs=1e-12
+        )
 
 
 def test_on_the_first_pass_the_gradient_is_advantage_times_score():
@@ -96,9 +112,13 @@ def test_on_the_first_pass_the_gradient_is_advantage_times_score():
 
 def test_the_decomposers_estimate_is_k_minus_1_over_k_of_the_policy_gradient():
     """The appendix's claim on an enumerable problem: three plans with known success rates, all K-samples enumerated."""
-    K, q, theta = 3, torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64), torch.tensor([0.3, -0.2, 0.1], dtype=torch.float64)
+    K, q, theta = (
+        3,
+        torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64),
+        torch.tensor([0.3, -0.2, 0.1], dtype=torch.float64),
+    )
     p = theta.softmax(0)
-    true = p * (q - p @ q)                                         # d/dtheta of sum_d p(d) q(d)
+    true = p * (q - p @ q)  # d/dtheta of sum_d p(d) q(d)
     estimate, with_std = torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
     for plans in itertools.product(range(3), repeat=K):
         weight = torch.prod(p[list(plans)])
@@ -114,18 +134,29 @@ def test_the_decomposers_estimate_is_k_minus_1_over_k_of_the_policy_gradient():
 def test_simulated_groups_agree_with_the_claim():
     """The same with M episodes of reward 0 or 1 a plan, so that S is an estimate: 200,000 simulated groups of K = 3, M = 4."""
     groups, K, M = 200_000, 3, 4
-    q, theta = torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64), torch.tensor([0.3, -0.2, 0.1], dtype=torch.float64)
+    q, theta = (
+        torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64),
+        torch.tensor([0.3, -0.2, 0.1], dtype=torch.float64),
+    )
     p = theta.softmax(0)
     true = p * (q - p @ q)
     draw = torch.Generator().manual_seed(0)
     plans = torch.multinomial(p, groups * K, replacement=True, generator=draw).view(groups, K)
-    R = (torch.rand(groups, K, M, generator=draw, dtype=torch.float64) < q[plans][..., None]).double()
-    score = torch.eye(3, dtype=torch.float64)[plans] - p                                   # grad log p of each plan [groups, K, 3]
+    R = (
+        torch.rand(groups, K, M, generator=draw, dtype=torch.float64) < q[plans][..., None]
+    ).double()
+    score = torch.eye(3, dtype=torch.float64)[plans] - p  # grad log p of each plan [groups, K, 3]
     mean, error = {}, {}
     for std in (False, True):
-        estimate = (grpo.decomposer_advantages(grpo.plan_scores(R), std)[..., None] * score).mean(1)        # [groups, 3]
+        estimate = (grpo.decomposer_advantages(grpo.plan_scores(R), std)[..., None] * score).mean(
+            1
+        )  # [groups, 3]
         mean[std], error[std] = estimate.mean(0), estimate.std(0) / groups**0.5
-    assert ((mean[False] - (K - 1) / K * true).abs() < 4 * error[False]).all()             # within Monte Carlo error
-    assert ((mean[False] - true).abs() > 20 * error[False]).any()                          # and by the factor, not without it
-    aside = mean[True] - (mean[True] @ true) / (true @ true) * true                        # what no factor explains
+    assert (
+        (mean[False] - (K - 1) / K * true).abs() < 4 * error[False]
+    ).all()  # within Monte Carlo error
+    assert (
+        (mean[False] - true).abs() > 20 * error[False]
+    ).any()  # and by the factor, not without it
+    aside = mean[True] - (mean[True] @ true) / (true @ true) * true  # what no factor explains
     assert (aside.abs() > 10 * error[True]).any()

@@ -1,4 +1,5 @@
 """The report in a real browser, from disk, with a run whose every text tries to become markup."""
+
 import json
 import shutil
 from dataclasses import replace
@@ -20,20 +21,31 @@ from jhima.results.success import success_table
 HOSTILE = """</script><script>window.hit=1</script><img src=x onerror="window.hit=1"> <!-- ]]> {0} %s \u202e\ud800"""
 
 
-
-
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
     run = tmp_path_factory.mktemp("work") / "joint"
     (run / "rollouts").mkdir(parents=True)
-    (run / "args.json").write_text(json.dumps({"script": "train_rl.py", "K": 3, "M": 7, "lr": 1e-5, "note": HOSTILE}))
+    (run / "args.json").write_text(
+        json.dumps({"script": "train_rl.py", "K": 3, "M": 7, "lr": 1e-5, "note": HOSTILE})
+    )
     write_metrics(run / "metrics.jsonl", 24)
     intent = "What is the price of the cheapest kettle that holds more than one litre?"
-    save_task(run, "0000", "pocket-3", "shopping", intent, [[1, 0, 0, 1, None, 0, 1], [0] * 7, [1] * 6 + [0]])
-    save_task(run, "0001", "pocket-4", "gitlab", "Open an issue titled 'Kettle' in the newest project",
-              [[0, 0], [1, 1], [0, 1]])
+    save_task(
+        run,
+        "0000",
+        "pocket-3",
+        "shopping",
+        intent,
+        [[1, 0, 0, 1, None, 0, 1], [0] * 7, [1] * 6 + [0]],
+    )
+    save_task(
+        run,
+        "0001",
+        "pocket-4",
+        "gitlab",
+        "Open an issue titled 'Kettle' in the newest project",
+        [[0, 0], [1, 1], [0, 1]],
+    )
     save_task(run, "0001", "pocket-9", "reddit", "", [[1]])
     place = run / "rollouts" / "0001" / "pocket-9"
     group = json.loads((place / "group.json").read_text())
@@ -41,15 +53,24 @@ def run(tmp_path_factory) -> Path:
     group["plans"] = [{"text": HOSTILE, "subtasks": [HOSTILE], "ids": []}]
     (place / "group.json").write_text(json.dumps(group))
     episode = json.loads((place / "p0_e0" / "episode.json").read_text())
-    episode |= {"answer": HOSTILE, "final_url": "javascript:" + HOSTILE,
-                "checks": [{"kind": HOSTILE, "what": HOSTILE, "passed": True, "reason": HOSTILE}]}
+    episode |= {
+        "answer": HOSTILE,
+        "final_url": "javascript:" + HOSTILE,
+        "checks": [{"kind": HOSTILE, "what": HOSTILE, "passed": True, "reason": HOSTILE}],
+    }
     for step in episode["steps"]:
         step |= {key: HOSTILE for key in ("url", "reply", "thought", "operation", "note", "error")}
         step |= {"warnings": [HOSTILE], "actions": [{"kind": HOSTILE, "text": HOSTILE}]}
     (place / "p0_e0" / "episode.json").write_text(json.dumps(episode))
-    rows = [{"episode": "0000/pocket-3/p0_e0", "request": "", "completed": [True, True, False],
-             "reply": "1. The list is open."},
-            {"episode": "0001/pocket-9/p0_e0", "request": "", "completed": [True], "reply": HOSTILE}]
+    rows = [
+        {
+            "episode": "0000/pocket-3/p0_e0",
+            "request": "",
+            "completed": [True, True, False],
+            "reply": "1. The list is open.",
+        },
+        {"episode": "0001/pocket-9/p0_e0", "request": "", "completed": [True], "reply": HOSTILE},
+    ]
     (run / "subgoals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return run
 
@@ -65,20 +86,35 @@ def open_page():
     """Opens a report from disk; in the end no page may have logged an error, run a hostile script or made a request."""
     trouble: list[str] = []
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=find_chromium(playwright), args=[
-            "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"])
+        browser = playwright.chromium.launch(
+            executable_path=find_chromium(playwright),
+            args=[
+                "--no-sandbox",
+                "--disable-gpu",
+                "--disable-dev-shm-usage",
+                "--disable-background-networking",
+            ],
+        )
 
         def open_page(path: Path):
             page = browser.new_page(viewport={"width": 1440, "height": 900})
             page.on("console", lambda message: trouble.append(f"console: {message.text}"))
             page.on("pageerror", lambda error: trouble.append(f"error: {error}"))
-            page.on("request", lambda request: trouble.append(request.url)
-                    if not request.url.startswith((path.parent.as_uri() + "/", "data:")) else None)
+            page.on(
+                "request",
+                lambda request: (
+                    trouble.append(request.url)
+                    if not request.url.startswith((path.parent.as_uri() + "/", "data:"))
+                    else None
+                ),
+            )
             page.goto(path.as_uri())
             return page
 
         yield open_page
-        assert not any(page.evaluate("window.hit") for context in browser.contexts for page in context.pages)
+        assert not any(
+            page.evaluate("window.hit") for context in browser.contexts for page in context.pages
+        )
         browser.close()
     assert trouble == []
 
@@ -88,7 +124,9 @@ def test_overview_lists_everything(report, open_page):
     assert page.title() == "joint"
     assert page.locator(".success-table tbody tr").count() == 4
     assert page.locator("nav .item").count() == 4
-    for image, width in zip(page.locator(".curve img").all(), (900, 1000), strict=True):      # learning curve, figure 2
+    for image, width in zip(
+        page.locator(".curve img").all(), (900, 1000), strict=True
+    ):  # learning curve, figure 2
         image.evaluate("image => image.decode()")
         assert image.evaluate("image => image.naturalWidth") == width
 
@@ -100,11 +138,20 @@ def test_click_and_keys_walk_through_tasks_episodes_and_steps(report, open_page)
     assert page.locator(".grid tbody tr").count() == 3 and page.locator("button.cell").count() == 21
     # Plan 0: rewards 1 0 0 1 - 0 1, so S_0 = 3/6, A^A_00 = +0.50; S = 3/6, 0, 6/7, mean 0.452
     assert page.locator(".grid .score").all_inner_texts() == [
-        "0.50", "+0.05", "0.00", "\u22120.45", "0.86", "+0.40"]
+        "0.50",
+        "+0.05",
+        "0.00",
+        "\u22120.45",
+        "0.86",
+        "+0.40",
+    ]
     assert page.locator("button.cell").nth(0).inner_text().split() == ["1", "+0.50"]
     assert page.locator("button.cell").nth(4).inner_text().split() == ["\u2013"]
     assert page.locator(".judged tbody tr").all_inner_texts() == [
-        "1\tOpen the catalogue, way 0\tyes", "2\tFind the kettle\tyes", "3\tRead its price\tno"]
+        "1\tOpen the catalogue, way 0\tyes",
+        "2\tFind the kettle\tyes",
+        "3\tRead its price\tno",
+    ]
     assert page.locator(".episode > pre").inner_text() == "1. The list is open."
     page.locator("button.cell").nth(4).click()
     assert "browser: the page crashed" in page.locator(".episode .facts").first.inner_text()
@@ -120,10 +167,12 @@ def test_click_and_keys_walk_through_tasks_episodes_and_steps(report, open_page)
         drawn = [a for a in turn.actions if a.kind in ("click", "drag", "scroll", "hover")]
         assert step.locator("path.mark").count() == len(drawn)
     assert "answer(text='$24.90')" in step.inner_text()
-    page.keyboard.press("ArrowRight")                                       # the last step: stays
+    page.keyboard.press("ArrowRight")  # the last step: stays
     page.keyboard.press("ArrowLeft")
-    assert page.url.endswith("#0.2.5.5") and "bad_syntax" in page.locator(".step.current").inner_text()
-    copy = open_page(report)                                                # the address leads back to the step
+    assert (
+        page.url.endswith("#0.2.5.5") and "bad_syntax" in page.locator(".step.current").inner_text()
+    )
+    copy = open_page(report)  # the address leads back to the step
     copy.evaluate("location.hash = '#0.2.5.5'")
     copy.wait_for_selector(".step.current >> text=bad_syntax")
     page.keyboard.press("j")
@@ -138,9 +187,16 @@ def test_click_and_keys_walk_through_tasks_episodes_and_steps(report, open_page)
 def test_a_click_is_marked_where_it_fell(report, open_page):
     page = open_page(report)
     page.keyboard.press("j")
-    shot, mark = (page.locator(f".step.current {name}").first.bounding_box() for name in (".shot", "path.mark"))
-    assert mark["x"] + mark["width"] / 2 == pytest.approx(shot["x"] + shot["width"] * 168 / 336, abs=2)
-    assert mark["y"] + mark["height"] / 2 == pytest.approx(shot["y"] + shot["height"] * 70 / 336, abs=2)
+    shot, mark = (
+        page.locator(f".step.current {name}").first.bounding_box()
+        for name in (".shot", "path.mark")
+    )
+    assert mark["x"] + mark["width"] / 2 == pytest.approx(
+        shot["x"] + shot["width"] * 168 / 336, abs=2
+    )
+    assert mark["y"] + mark["height"] / 2 == pytest.approx(
+        shot["y"] + shot["height"] * 70 / 336, abs=2
+    )
 
 
 def test_hostile_text_is_shown_as_text(report, open_page):
@@ -150,8 +206,17 @@ def test_hostile_text_is_shown_as_text(report, open_page):
     page.locator("button.cell").click()
     page.locator(".step.current summary").click()
     wanted = HOSTILE.split("\ud800")[0]
-    for selector in ("nav", "main h2", ".grid tbody .plan", ".episode > .facts", ".checks", ".judged", ".episode > pre",
-                     ".step.current .facts", ".step.current pre"):
+    for selector in (
+        "nav",
+        "main h2",
+        ".grid tbody .plan",
+        ".episode > .facts",
+        ".checks",
+        ".judged",
+        ".episode > pre",
+        ".step.current .facts",
+        ".step.current pre",
+    ):
         assert wanted in page.locator(selector).first.text_content(), selector
     assert page.locator("script").count() == 2 and page.locator("img[src='x']").count() == 0
     assert page.evaluate("window.hit") is None
@@ -160,13 +225,15 @@ def test_hostile_text_is_shown_as_text(report, open_page):
 def test_a_folder_holds_a_page_a_batch_with_all_episodes(run, open_page, tmp_path):
     write_folder(run, tmp_path / "pages")
     images = {path.name for path in (tmp_path / "pages" / "images").iterdir()}
-    assert len(images) == len(TURNS) + 2                              # as in the one page, with the two figures
+    assert len(images) == len(TURNS) + 2  # as in the one page, with the two figures
     page = open_page(tmp_path / "pages" / "index.html")
     assert page.locator("nav a.item").count() == 2 and "data:image" not in page.content()
-    page.keyboard.press("j")                                          # the keys lead to a batch as to a task
+    page.keyboard.press("j")  # the keys lead to a batch as to a task
     page.wait_for_url("**/batch-0000.html")
     page.keyboard.press("j")
-    assert page.locator("button.cell").count() == 21 and page.locator("button.cell.brief").count() == 0
+    assert (
+        page.locator("button.cell").count() == 21 and page.locator("button.cell.brief").count() == 0
+    )
     image = page.locator(".step.current img")
     image.evaluate("image => image.decode()")
     assert image.evaluate("image => image.naturalWidth") == 336
@@ -188,9 +255,14 @@ def test_limit_keeps_the_page_small_and_says_so(run, open_page, tmp_path):
 
 
 def test_limit_spreads_over_the_run(run):
-    group = read_groups(run)[1]                                              # six episodes
-    groups = [replace(group, episodes=tuple(replace(e, folder=Path(str(n)) / e.folder.name) for e in group.episodes))
-              for n in range(30)]
+    group = read_groups(run)[1]  # six episodes
+    groups = [
+        replace(
+            group,
+            episodes=tuple(replace(e, folder=Path(str(n)) / e.folder.name) for e in group.episodes),
+        )
+        for n in range(30)
+    ]
     assert in_full(groups, 0) == set() and len(in_full(groups, 180)) == 180
     chosen = in_full(groups, 20)
     assert len(chosen) == 18 and {path.parent.name for path in chosen} == {"0", "14", "29"}
@@ -211,7 +283,10 @@ def test_a_large_screenshot_becomes_a_small_one_and_a_broken_one_none(run, open_
     page = open_page(tmp_path / "page.html")
     page.keyboard.press("j")
     image = page.locator(".step.current img")
-    assert image.get_attribute("src").startswith("data:image/jpeg") and image.evaluate("i => i.naturalWidth") == 1280
+    assert (
+        image.get_attribute("src").startswith("data:image/jpeg")
+        and image.evaluate("i => i.naturalWidth") == 1280
+    )
     assert page.locator(".frame").nth(1).inner_text().startswith("no screenshot")
     page.keyboard.press("ArrowDown")
     assert "cannot be read" in page.locator(".episode .notice").inner_text()
@@ -222,10 +297,20 @@ def test_a_check_without_a_verdict_is_no_failed_one(open_page, tmp_path):
     save_task(tmp_path, "run_0", "t", "map", "Find it", [[0, None]])
     for place, reward, verdicts in (("p0_e0", 0, [None, False]), ("p0_e1", None, [None, True])):
         path = tmp_path / "rollouts" / "run_0" / "t" / place / "episode.json"
-        checks = [{"kind": "string_match", "what": f"fuzzy {passed}", "passed": passed, "reason": "said"} for passed in verdicts]
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"reward": reward, "failure": None, "checks": checks}))
+        checks = [
+            {"kind": "string_match", "what": f"fuzzy {passed}", "passed": passed, "reason": "said"}
+            for passed in verdicts
+        ]
+        path.write_text(
+            json.dumps(
+                json.loads(path.read_text()) | {"reward": reward, "failure": None, "checks": checks}
+            )
+        )
     (group,) = read_groups(tmp_path)
-    assert [[check.passed for check in e.checks] for e in group.episodes] == [[None, False], [None, True]]
+    assert [[check.passed for check in e.checks] for e in group.episodes] == [
+        [None, False],
+        [None, True],
+    ]
     assert [e.failure for e in group.episodes] == ["", "judge: no verdict"]
     table = success_table([group])
     assert (table.overall.failed, table.overall.unscored, table.failures) == (1, 1, {"judge": 1})
@@ -233,7 +318,10 @@ def test_a_check_without_a_verdict_is_no_failed_one(open_page, tmp_path):
     write_report(tmp_path, tmp_path / "page.html")
     page = open_page(tmp_path / "page.html")
     page.keyboard.press("j")
-    assert page.locator(".episode .checks tbody tr td:nth-child(3)").all_inner_texts() == ["not known", "no"]
+    assert page.locator(".episode .checks tbody tr td:nth-child(3)").all_inner_texts() == [
+        "not known",
+        "no",
+    ]
 
 
 def test_command_line(run, tmp_path, capsys):
@@ -248,5 +336,5 @@ def test_command_line(run, tmp_path, capsys):
 
 def test_same_screenshots_are_embedded_once(report):
     data = report.read_text().split('id="data">')[1].split("</script>")[0]
-    assert len(json.loads(data)["images"]) == len(TURNS) + 2                # 'Catalogue', six more, two figures
+    assert len(json.loads(data)["images"]) == len(TURNS) + 2  # 'Catalogue', six more, two figures
     assert "<" not in data and TURNS[0].operation in data

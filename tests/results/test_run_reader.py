@@ -1,4 +1,5 @@
 """Run directories read back: half-written, damaged, and with tasks that never began."""
+
 import json
 import math
 
@@ -11,7 +12,7 @@ from jhima.results.run_reader import PLANNED, read_args, read_groups, write_plan
 
 
 def test_rewards_of_a_group_keep_their_place(tmp_path):
-    group, = read_groups(write_run(tmp_path, {("0000", "map", "a"): [[1, None, 0], [0, 0, 1]]}))
+    (group,) = read_groups(write_run(tmp_path, {("0000", "map", "a"): [[1, None, 0], [0, 0, 1]]}))
     np.testing.assert_array_equal(group.rewards(), [[1, math.nan, 0], [0, 0, 1]])
     assert [plan.ids for plan in group.plans] == [[1, 2, 3]] * 2
     assert group.episodes[1].failure == "site: no answer"
@@ -20,8 +21,8 @@ def test_rewards_of_a_group_keep_their_place(tmp_path):
 def test_a_half_written_and_damaged_run_is_read_as_far_as_it_goes(tmp_path):
     write_run(tmp_path, {("run_2", "map", "a"): [[1, 1, 0, 1]], ("run_10", "map", "b"): [[1]]})
     group = tmp_path / "rollouts" / "run_2" / "a"
-    (group / "p0_e0" / "episode.json").unlink()                                 # still being played
-    (group / "p0_e1" / "episode.json").write_text('{"reward": 1, "st')          # cut short
+    (group / "p0_e0" / "episode.json").unlink()  # still being played
+    (group / "p0_e1" / "episode.json").write_text('{"reward": 1, "st')  # cut short
     (group / "p0_e2" / "episode.json").write_text('{"reward": 7, "steps": []}')
     (tmp_path / "rollouts" / "run_10" / "b" / "group.json").write_text("[]")
     (tmp_path / "rollouts" / "run_10" / "c").mkdir()
@@ -39,13 +40,22 @@ def test_a_half_written_and_damaged_run_is_read_as_far_as_it_goes(tmp_path):
 def test_what_was_planned_and_never_began_is_a_group_without_episodes(tmp_path):
     write_run(tmp_path, {("run_0", "map", "a"): [[1]]})
     tasks = [Task(name, ("map",), "", f"Do {name}", {}) for name in ("a", "b")]
-    (tmp_path / "rollouts" / "run_1" / "b").mkdir(parents=True)                 # begun: no plan yet
+    (tmp_path / "rollouts" / "run_1" / "b").mkdir(parents=True)  # begun: no plan yet
     write_planned(tmp_path, 2, tasks)
     groups = read_groups(tmp_path)
     assert [(g.batch, g.task.id, len(g.episodes)) for g in groups] == [
-        ("run_0", "a", 1), ("run_0", "b", 0), ("run_1", "a", 0), ("run_1", "b", 0)]
+        ("run_0", "a", 1),
+        ("run_0", "b", 0),
+        ("run_1", "a", 0),
+        ("run_1", "b", 0),
+    ]
     assert all(g.task.sites == ("map",) for g in groups)
-    for damage in ("{", "[]", '{"runs": "2", "tasks": []}', '{"runs": 2, "tasks": [{"id": "../../x"}]}'):
+    for damage in (
+        "{",
+        "[]",
+        '{"runs": "2", "tasks": []}',
+        '{"runs": 2, "tasks": [{"id": "../../x"}]}',
+    ):
         (tmp_path / PLANNED).write_text(damage)
         assert len(read_groups(tmp_path)) == 2
 

@@ -1,4 +1,5 @@
 """The paper's qualitative figures: what is on them, read back from their pixels."""
+
 import io
 
 import numpy as np
@@ -9,7 +10,7 @@ from run_dirs import save_task
 from jhima.actions import Action
 from jhima.results.storyboard import MARK, Frame, Note, _font, _write, main, storyboard
 
-MAGENTA = tuple(int(MARK[i:i + 2], 16) for i in (1, 3, 5))
+MAGENTA = tuple(int(MARK[i : i + 2], 16) for i in (1, 3, 5))
 
 
 def white(size: tuple[int, int] = (336, 336)) -> bytes:
@@ -28,17 +29,25 @@ def test_a_click_is_marked_where_it_fell():
     click = Frame(white(), "1. Click", (Action("click", 84.0, 252.0),), (336, 336))
     found = marked(storyboard([Note("Task", ("x",))], [click]))
     blank = np.asarray(storyboard([Note("Task", ("x",))], [Frame(white(), "1. Click")]))
-    shot = np.argwhere((blank == (0xc3, 0xca, 0xd2)).all(axis=-1))                 # the screenshot's outline
+    shot = np.argwhere((blank == (0xC3, 0xCA, 0xD2)).all(axis=-1))  # the screenshot's outline
     (top, left), (bottom, right) = shot.min(axis=0), shot.max(axis=0)
     x, y = found.mean(axis=0)
     assert (x - left) / (right - left) == pytest.approx(0.25, abs=0.01)
     assert (y - top) / (bottom - top) == pytest.approx(0.75, abs=0.01)
 
 
-@pytest.mark.parametrize("action, seen", [
-    (Action("drag", 10.0, 10.0, to=(300.0, 300.0)), True), (Action("scroll", dy=300.0), True),
-    (Action("hover", 9.0, 9.0), True), (Action("scroll"), False), (Action("type", text="x"), False),
-    (Action("click"), False), (Action("answer", text="x"), False)])
+@pytest.mark.parametrize(
+    "action, seen",
+    [
+        (Action("drag", 10.0, 10.0, to=(300.0, 300.0)), True),
+        (Action("scroll", dy=300.0), True),
+        (Action("hover", 9.0, 9.0), True),
+        (Action("scroll"), False),
+        (Action("type", text="x"), False),
+        (Action("click"), False),
+        (Action("answer", text="x"), False),
+    ],
+)
 def test_only_what_has_a_place_is_marked(action, seen):
     assert bool(len(marked(storyboard([], [Frame(white(), "", (action,), (336, 336))])))) == seen
 
@@ -60,7 +69,10 @@ def test_command_line_draws_an_episode_and_a_plan(tmp_path):
     assert episode.width == 1400 and len(marked(episode)) > 100
     main(["plan", str(task), str(tmp_path / "plan.png")])
     assert Image.open(tmp_path / "plan.png").height > 600
-    for wrong, message in ((task / "p0_e7", "a finished episode"), (tmp_path / "no" / "p0_e0", "No such file")):
+    for wrong, message in (
+        (task / "p0_e7", "a finished episode"),
+        (tmp_path / "no" / "p0_e0", "No such file"),
+    ):
         with pytest.raises(SystemExit, match=message):
             main(["episode", str(wrong), str(tmp_path / "x.png")])
     with pytest.raises(SystemExit, match="with a plan 3"):

@@ -1,4 +1,5 @@
 """The subgoal analysis: statistics against brute force, and the judge over HTTP, asked once."""
+
 import doctest
 import json
 import math
@@ -41,18 +42,36 @@ SUCCESS = np.array([0, 0, 0, 1, 0, 1, 0, 1, 1, 1, 0, 1])
 
 def test_auroc_and_tau_are_counts_of_pairs():
     won, lost = SHARE[SUCCESS == 1], SHARE[SUCCESS == 0]
-    assert auroc(SHARE, SUCCESS) == pytest.approx(np.mean([(w > l) + (w == l) / 2 for w in won for l in lost]))
-    pairs = [(np.sign(SHARE[i] - SHARE[j]), np.sign(SUCCESS[i] - SUCCESS[j]))
-             for i, j in combinations(range(len(SHARE)), 2)]
+    assert auroc(SHARE, SUCCESS) == pytest.approx(
+        np.mean([(w > l) + (w == l) / 2 for w in won for l in lost])
+    )
+    pairs = [
+        (np.sign(SHARE[i] - SHARE[j]), np.sign(SUCCESS[i] - SUCCESS[j]))
+        for i, j in combinations(range(len(SHARE)), 2)
+    ]
     untied = [sum(pair[side] != 0 for pair in pairs) for side in (0, 1)]
-    assert tau(SHARE, SUCCESS) == pytest.approx(sum(a * b for a, b in pairs) / math.sqrt(untied[0] * untied[1]))
+    assert tau(SHARE, SUCCESS) == pytest.approx(
+        sum(a * b for a, b in pairs) / math.sqrt(untied[0] * untied[1])
+    )
 
 
-@pytest.mark.parametrize("share, success, wanted_auroc, wanted_tau", [
-    ([0, 0.5, 1], [1, 1, 1], None, None), ([0, 0.5, 1], [0, 0, 0], None, None), ([1, 1, 1, 1], [0, 1, 0, 1], 0.5, None),
-    ([1], [1], None, None), ([0, 0, 1, 1], [0, 0, 1, 1], 1, 1), ([1, 1, 0, 0], [0, 0, 1, 1], 0, -1)])
+@pytest.mark.parametrize(
+    "share, success, wanted_auroc, wanted_tau",
+    [
+        ([0, 0.5, 1], [1, 1, 1], None, None),
+        ([0, 0.5, 1], [0, 0, 0], None, None),
+        ([1, 1, 1, 1], [0, 1, 0, 1], 0.5, None),
+        ([1], [1], None, None),
+        ([0, 0, 1, 1], [0, 0, 1, 1], 1, 1),
+        ([1, 1, 0, 0], [0, 0, 1, 1], 0, -1),
+    ],
+)
 def test_what_does_not_exist_is_none(share, success, wanted_auroc, wanted_tau):
-    share, success, tasks = np.array(share, dtype=float), np.array(success), np.arange(len(share)).astype(str)
+    share, success, tasks = (
+        np.array(share, dtype=float),
+        np.array(success),
+        np.arange(len(share)).astype(str),
+    )
     for statistic, wanted in ((auroc, wanted_auroc), (tau, wanted_tau)):
         found = with_interval(statistic, share, success, tasks)
         assert (found and found[0]) == (wanted if wanted is None else pytest.approx(wanted))
@@ -62,7 +81,9 @@ def test_what_does_not_exist_is_none(share, success, wanted_auroc, wanted_tau):
 def test_intervals_draw_tasks_not_episodes():
     """Four runs of the same twelve tasks that agree hold no more tasks than one."""
     once = with_interval(auroc, SHARE, SUCCESS, np.arange(12).astype(str))
-    four = with_interval(auroc, np.tile(SHARE, 4), np.tile(SUCCESS, 4), np.tile(np.arange(12).astype(str), 4))
+    four = with_interval(
+        auroc, np.tile(SHARE, 4), np.tile(SUCCESS, 4), np.tile(np.arange(12).astype(str), 4)
+    )
     assert four == pytest.approx(once)
     many = with_interval(auroc, np.tile(SHARE, 4), np.tile(SUCCESS, 4), np.arange(48).astype(str))
     assert many[2] - many[1] < 0.75 * (once[2] - once[1])
@@ -71,8 +92,12 @@ def test_intervals_draw_tasks_not_episodes():
 def test_bins_hold_every_episode_once():
     found = bins(SHARE, SUCCESS)
     assert [(b.label, b.episodes, b.success) for b in found] == [
-        ("none", 3, pytest.approx(1 / 3)), ("up to 1/3", 2, 0.5), ("up to 2/3", 3, pytest.approx(1 / 3)),
-        ("less than all", 1, 1), ("all", 3, pytest.approx(2 / 3))]
+        ("none", 3, pytest.approx(1 / 3)),
+        ("up to 1/3", 2, 0.5),
+        ("up to 2/3", 3, pytest.approx(1 / 3)),
+        ("less than all", 1, 1),
+        ("all", 3, pytest.approx(2 / 3)),
+    ]
     assert all(b.low <= b.success <= b.high for b in found)
     for count in range(1, 11):
         shares = np.array([done / count for done in range(count + 1)])
@@ -82,10 +107,14 @@ def test_bins_hold_every_episode_once():
 
 # ---- the pocket teacher as the judge ----
 
+
 def test_the_oracles_own_moves_complete_its_subtasks_and_no_others_do():
     for intent, solution in solutions().items():
         said = [operation(move) for g in solution.plan for move in g.moves]
-        assert all(judge_subtask(g.title, intent, ["Scroll down", *said, "Finish"])[0] for g in solution.plan), intent
+        assert all(
+            judge_subtask(g.title, intent, ["Scroll down", *said, "Finish"])[0]
+            for g in solution.plan
+        ), intent
         last = solution.plan[-1]
         if said.count(said[-1]) == 1:
             done, reason = judge_subtask(f"{last.title}: {last.goal}.", intent, said[:-1])
@@ -96,18 +125,30 @@ def test_the_oracles_own_moves_complete_its_subtasks_and_no_others_do():
 def test_an_operation_that_changed_nothing_completes_nothing():
     intent, solution = next((i, s) for i, s in solutions().items() if len(s.plan) > 1)
     said = [operation(move) for g in solution.plan for move in g.moves]
-    asked = {"task": intent, "subtasks": [g.title for g in solution.plan], "steps": [{"operation": o} for o in said]}
+    asked = {
+        "task": intent,
+        "subtasks": [g.title for g in solution.plan],
+        "steps": [{"operation": o} for o in said],
+    }
     pictures = [str(n) for n in range(len(said))]
     assert "not done" not in answer(json.dumps(asked), pictures)
-    assert answer(json.dumps(asked), ["same"] * len(said)).count(": not done") >= len(solution.plan) - 1
+    assert (
+        answer(json.dumps(asked), ["same"] * len(said)).count(": not done")
+        >= len(solution.plan) - 1
+    )
 
 
 # ---- from a run to the figure ----
 
-def play(run, name: str, intent: str, subtasks: list[str], operations: list[str], reward: int | None) -> None:
+
+def play(
+    run, name: str, intent: str, subtasks: list[str], operations: list[str], reward: int | None
+) -> None:
     click = (Action("click", 5.0, 5.0),)
-    steps = [Step(screenshot(n), 336, 336, "http://127.0.0.1/", Turn(click, "", said), "", "reply")
-             for n, said in enumerate(operations)]
+    steps = [
+        Step(screenshot(n), 336, 336, "http://127.0.0.1/", Turn(click, "", said), "", "reply")
+        for n, said in enumerate(operations)
+    ]
     folder = run / "rollouts" / "run_0" / name
     save_plans(folder, Task(name, ("map",), "", intent, {}), screenshot(0), [Plan("", subtasks)])
     failure = {"kind": "site", "detail": ""} if reward is None else None
@@ -121,8 +162,14 @@ def run(tmp_path):
     for n, (intent, solution) in enumerate(chosen):
         said = [operation(move) for g in solution.plan for move in g.moves]
         first = len(solution.plan[0].moves)
-        play(tmp_path / "run", f"t{n}", intent, [g.title for g in solution.plan], said if n % 2 else said[:first],
-             (None if n == 5 else int(n % 2 and n != 1)))
+        play(
+            tmp_path / "run",
+            f"t{n}",
+            intent,
+            [g.title for g in solution.plan],
+            said if n % 2 else said[:first],
+            (None if n == 5 else int(n % 2 and n != 1)),
+        )
     (tmp_path / "run" / "args.json").write_text(json.dumps({"tasks": "pocket-eval"}))
     return tmp_path / "run"
 
@@ -148,7 +195,7 @@ def test_judging_is_done_once_and_a_torn_line_costs_one_episode(run, capsys, mon
     main(silent)
     shown_now = capsys.readouterr()
     assert "| run | 4 | 4 | 1 |" in shown_now.out and "1 episodes got no verdict" in shown_now.err
-    main([str(run)])                                                # the judge is back
+    main([str(run)])  # the judge is back
     assert capsys.readouterr().out == shown
     assert len(read_verdicts(run)) == 5
 

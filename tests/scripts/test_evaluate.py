@@ -1,4 +1,5 @@
 """evaluate.py killed and resumed with a real browser and a real (untrained) model; its comparisons and its errors."""
+
 import csv
 import json
 import subprocess
@@ -18,16 +19,55 @@ RUNS, TASKS = 2, 3
 def tasks(tmp_path):
     """Three tasks; an agent that does nothing of use solves the first, by staying where it starts."""
     path = tmp_path / "tasks.json"
-    path.write_text(json.dumps([{
-        "sites": ["map"], "task_id": number, "start_url": "__MAP__", "intent": f"Stay {number}", "eval": {
-            "eval_types": ["url_match"], "reference_answers": None, "program_html": [], "url_note": "GOLD in PRED",
-            "reference_url": "__MAP__/else" if number else "__MAP__"}} for number in range(TASKS)]))
+    path.write_text(
+        json.dumps(
+            [
+                {
+                    "sites": ["map"],
+                    "task_id": number,
+                    "start_url": "__MAP__",
+                    "intent": f"Stay {number}",
+                    "eval": {
+                        "eval_types": ["url_match"],
+                        "reference_answers": None,
+                        "program_html": [],
+                        "url_note": "GOLD in PRED",
+                        "reference_url": "__MAP__/else" if number else "__MAP__",
+                    },
+                }
+                for number in range(TASKS)
+            ]
+        )
+    )
     return path
 
 
 def arguments(checkpoint, tasks, out) -> list[str]:
-    return list(map(str, ("--decomposer", checkpoint, "--actor", checkpoint, "--tasks", tasks, "--out", out,
-                          "--runs", RUNS, "--T", 1, "--plan-tokens", 4, "--action-tokens", 4, "--concurrency", 2)))
+    return list(
+        map(
+            str,
+            (
+                "--decomposer",
+                checkpoint,
+                "--actor",
+                checkpoint,
+                "--tasks",
+                tasks,
+                "--out",
+                out,
+                "--runs",
+                RUNS,
+                "--T",
+                1,
+                "--plan-tokens",
+                4,
+                "--action-tokens",
+                4,
+                "--concurrency",
+                2,
+            ),
+        )
+    )
 
 
 def evaluated(argv: list[str], monkeypatch, capsys) -> str:
@@ -37,14 +77,23 @@ def evaluated(argv: list[str], monkeypatch, capsys) -> str:
 
 
 def episodes(out) -> dict:
-    return {str(path.relative_to(out)): path.stat().st_mtime_ns for path in out.glob("rollouts/*/*/*/episode.json")}
+    return {
+        str(path.relative_to(out)): path.stat().st_mtime_ns
+        for path in out.glob("rollouts/*/*/*/episode.json")
+    }
 
 
-def test_a_killed_evaluation_resumes_with_nothing_repeated(checkpoint, tasks, tmp_path, monkeypatch, capsys):
+def test_a_killed_evaluation_resumes_with_nothing_repeated(
+    checkpoint, tasks, tmp_path, monkeypatch, capsys
+):
     """... and the table of one that was not killed."""
     out, whole = tmp_path / "killed", tmp_path / "whole"
-    killed = subprocess.Popen([sys.executable, "evaluate.py", *arguments(checkpoint, tasks, out)], cwd=ROOT,
-                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    killed = subprocess.Popen(
+        [sys.executable, "evaluate.py", *arguments(checkpoint, tasks, out)],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     deadline = time.monotonic() + 120
     while len(episodes(out)) < 2 and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -71,12 +120,23 @@ def test_comparison_of_finished_runs_needs_no_model(tmp_path, monkeypatch, capsy
     shown = evaluated(["--compare", *runs, "--out", str(tmp_path / "both")], monkeypatch, capsys)
     assert "| rl | +50.0 (+0.0 to +100.0) | +50.0 (+0.0 to +100.0) | 2 | 1 | 0 |" in shown
     assert (tmp_path / "both" / "comparison.md").read_text() == shown
-    assert json.loads((tmp_path / "both" / "comparison.json").read_text())["differences"]["rl"][-1]["mean"] == 0.5
+    assert (
+        json.loads((tmp_path / "both" / "comparison.json").read_text())["differences"]["rl"][-1][
+            "mean"
+        ]
+        == 0.5
+    )
     rows = list(csv.DictReader((tmp_path / "both" / "comparison.csv").open()))
     assert [(row["run"], row["site"], row["mean"]) for row in rows] == [
-        ("sft", "map", "0.25"), ("sft", "overall", "0.25"), ("rl", "map", "0.75"), ("rl", "overall", "0.75")]
+        ("sft", "map", "0.25"),
+        ("sft", "overall", "0.25"),
+        ("rl", "map", "0.75"),
+        ("rl", "overall", "0.75"),
+    ]
     with pytest.raises(SystemExit, match="evaluate.py: .*no such folder"):
-        evaluated(["--compare", str(tmp_path / "sft"), str(tmp_path / "nowhere")], monkeypatch, capsys)
+        evaluated(
+            ["--compare", str(tmp_path / "sft"), str(tmp_path / "nowhere")], monkeypatch, capsys
+        )
 
 
 @pytest.mark.parametrize("more", [["--runs", "0"], ["--limit", "0"]])
@@ -91,7 +151,9 @@ def test_adapters_of_a_run_and_of_its_checkpoints(tmp_path):
         (tmp_path / place).mkdir(parents=True)
         (tmp_path / place / "adapter_config.json").write_text("{}")
     assert evaluate.adapters_in(tmp_path, roles) == {role: tmp_path / role for role in roles}
-    assert evaluate.adapters_in(tmp_path / "checkpoints/000004", roles) == {"actor": tmp_path / "checkpoints/000004/actor/adapter"}
+    assert evaluate.adapters_in(tmp_path / "checkpoints/000004", roles) == {
+        "actor": tmp_path / "checkpoints/000004/actor/adapter"
+    }
     assert evaluate.adapters_in(tmp_path / "only", roles) == {"actor": tmp_path / "only/actor"}
     with pytest.raises(ValueError, match="holds no adapters"):
         evaluate.adapters_in(tmp_path / "checkpoints", roles)

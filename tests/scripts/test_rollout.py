@@ -1,4 +1,5 @@
 """What the environment breaks is retried, and leaves its group's mean if it breaks again: never a zero, never a hang."""
+
 from __future__ import annotations
 
 import asyncio
@@ -21,11 +22,12 @@ from jhima.pocket.pretraining.model import PROMPTS
 from jhima.rollout import Agents, Sampling, episode, perform, rollout
 from jhima.sampler import Completion
 
-DEADLINE = 60.0        # for a whole episode with its retry: each wait inside has a few seconds
+DEADLINE = 60.0  # for a whole episode with its retry: each wait inside has a few seconds
 
 
 def play(faults: list, attempts: int = 2, episode_deadline: float = 30.0):
     """One episode whose attempt n suffers faults[n] (or none) at its first step; returns (episode, failures, seconds)."""
+
     async def go():
         arena, browsers = PocketArena(deadline=5), Browsers(operation=3, navigation=4)
         async with arena, browsers:
@@ -36,11 +38,13 @@ def play(faults: list, attempts: int = 2, episode_deadline: float = 30.0):
                     if attempt < len(faults) and faults[attempt]:
                         await faults[attempt](arena, session)
                     return await idle(seen, operations, session)
+
                 return act
 
             began = time.monotonic()
             done = await asyncio.wait_for(episode(env, TASK, 0, 0, actor, T=3), DEADLINE)
             return done, env.failures, time.monotonic() - began
+
     return asyncio.run(go())
 
 
@@ -67,23 +71,41 @@ async def endless(_arena, _session) -> None:
     await asyncio.sleep(3600)
 
 
-@pytest.mark.parametrize("fault, kinds", [(kill_browser, {"browser", "deadline"}), (stop_site, {"deadline", "site"}),
-                                          (kill_site, {"site", "deadline"})])
+@pytest.mark.parametrize(
+    "fault, kinds",
+    [
+        (kill_browser, {"browser", "deadline"}),
+        (stop_site, {"deadline", "site"}),
+        (kill_site, {"site", "deadline"}),
+    ],
+)
 def test_a_fault_is_retried_in_a_fresh_world(fault, kinds):
     done, failures, seconds = play([fault])
-    assert done.reward == 0 and done.failure is None and done.retries == 1       # the idle agent's own, honest zero
+    assert (
+        done.reward == 0 and done.failure is None and done.retries == 1
+    )  # the idle agent's own, honest zero
     assert set(failures) <= kinds and sum(failures.values()) == 1 and seconds < DEADLINE
 
 
 @pytest.mark.parametrize("fault", [kill_browser, kill_site])
 def test_a_fault_that_comes_again_gives_no_reward(fault):
     done, failures, _ = play([fault, fault])
-    assert done.reward is None and done.failure["kind"] in failures and sum(failures.values()) == 2 and done.steps == []
+    assert (
+        done.reward is None
+        and done.failure["kind"] in failures
+        and sum(failures.values()) == 2
+        and done.steps == []
+    )
 
 
 def test_an_episode_has_a_deadline():
     done, failures, seconds = play([endless], attempts=1, episode_deadline=4)
-    assert done.reward is None and done.failure["kind"] == "deadline" and failures == {"deadline": 1} and seconds < 15
+    assert (
+        done.reward is None
+        and done.failure["kind"] == "deadline"
+        and failures == {"deadline": 1}
+        and seconds < 15
+    )
 
 
 class Scripted:
@@ -100,6 +122,7 @@ class Scripted:
 def test_a_lost_episode_leaves_its_groups_mean(tmp_path, monkeypatch):
     """Through the real loop: episode 1 of plan 0 always loses its site; the group's rewards hold a NaN there."""
     import jhima.rollout
+
     real = jhima.rollout.play
 
     async def sometimes_broken(env, task, act, *how):
@@ -120,28 +143,40 @@ def test_a_lost_episode_leaves_its_groups_mean(tmp_path, monkeypatch):
 
     async def go():
         async with PocketArena() as arena, Browsers() as browsers:
-            return await rollout(Environment(arena, browsers), agents, TASK, 2, 3, 2, Sampling(), tmp_path / "map-0")
+            return await rollout(
+                Environment(arena, browsers), agents, TASK, 2, 3, 2, Sampling(), tmp_path / "map-0"
+            )
 
     group = asyncio.run(go())
     R = group.rewards()
     assert R[0].isnan().tolist() == [False, True, False] and not R[1].isnan().any()
-    assert torch.equal(grpo.actor_advantages(R), torch.zeros(2, 3)) and group.episodes[0][1].retries == 1
+    assert (
+        torch.equal(grpo.actor_advantages(R), torch.zeros(2, 3))
+        and group.episodes[0][1].retries == 1
+    )
     assert group.plans[0].subtasks == ["Open Zoo", "Finish"]
     again = load_group(tmp_path / "map-0", TASK, 2, 3)
-    assert again.episodes == group.episodes and again.plans == group.plans and again.first == group.first
+    assert (
+        again.episodes == group.episodes
+        and again.plans == group.plans
+        and again.first == group.first
+    )
     asked = agents.actor.asked
-    asyncio.run(go())                                                            # all is there: nothing is played
+    asyncio.run(go())  # all is there: nothing is played
     assert agents.actor.asked == asked
 
 
-
-
-@pytest.mark.parametrize("actions, answer, ended", [
-    ([Action("answer", text="42")], "42", True),
-    ([Action("answer", text="42"), Action("stop", status="success")], "42", True),
-    ([Action("stop", status="success", text="42")], "42", True),
-    ([Action("stop", status="failure", text="no way")], "", True),
-    ([Action("answer", text="1"), Action("answer", text="2")], "2", True),
-    ([Action("click", 1, 1)], "", False), ([], "", False)])
+@pytest.mark.parametrize(
+    "actions, answer, ended",
+    [
+        ([Action("answer", text="42")], "42", True),
+        ([Action("answer", text="42"), Action("stop", status="success")], "42", True),
+        ([Action("stop", status="success", text="42")], "42", True),
+        ([Action("stop", status="failure", text="no way")], "", True),
+        ([Action("answer", text="1"), Action("answer", text="2")], "2", True),
+        ([Action("click", 1, 1)], "", False),
+        ([], "", False),
+    ],
+)
 def test_what_ends_an_episode_and_what_its_answer_is(actions, answer, ended):
     assert asyncio.run(perform(Deaf(), Turn(tuple(actions)), ""))[1:] == (answer, ended)

@@ -1,4 +1,5 @@
 """One update, however it is split: over micro-batches, over DeepSpeed processes, with a rank that has nothing."""
+
 from __future__ import annotations
 
 import subprocess
@@ -35,19 +36,39 @@ def one_shot(checkpoint, passes: int = 2) -> tuple[dict, list[float]]:
     return {name: p.detach() for name, p in policy.named_parameters() if p.requires_grad}, norms
 
 
-@pytest.mark.parametrize("processes, micro, deal", [(1, 3, "balanced"), (2, 1, "balanced"), (2, 4, "all on the last rank")])
+@pytest.mark.parametrize(
+    "processes, micro, deal",
+    [(1, 3, "balanced"), (2, 1, "balanced"), (2, 4, "all on the last rank")],
+)
 def test_any_split_gives_the_one_shot_update(checkpoint, tmp_path, processes, micro, deal):
     out = tmp_path / "result.pt"
-    subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes),
-                    str(ROOT / "tests" / "rl_worker.py"), str(checkpoint), str(out), str(micro), deal],
-                   check=True, timeout=240, capture_output=True)
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            str(processes),
+            str(ROOT / "tests" / "rl_worker.py"),
+            str(checkpoint),
+            str(out),
+            str(micro),
+            deal,
+        ],
+        check=True,
+        timeout=240,
+        capture_output=True,
+    )
     result = torch.load(out)
     state, norms = one_shot(checkpoint)
     for name, expected in state.items():
         # Adam divides by the size of a gradient, so this asks for it to about one part in a thousand, element by element.
         assert (result["state"][name] - expected).abs().max() < 1e-6, name
     first, second = result["rows"]
-    assert first["actor/clip_low"] == first["actor/clip_high"] == first["actor/approx_kl"] == 0      # ratios are exactly 1
+    assert (
+        first["actor/clip_low"] == first["actor/clip_high"] == first["actor/approx_kl"] == 0
+    )  # ratios are exactly 1
     assert second["actor/approx_kl"] > 0
     assert [first["actor/grad_norm"], second["actor/grad_norm"]] == pytest.approx(norms, rel=1e-4)
 
@@ -62,5 +83,9 @@ def test_skipping_zero_advantages_leaves_the_gradient(checkpoint):
     for part in (samples, kept):
         logp = policy(part, 0.8)
         advantage = torch.tensor([s.advantage for s in part for _ in s.response_ids])
-        gradients.append(torch.autograd.grad(grpo.policy_loss(logp, logp.detach(), advantage, 50.0), trainable))
-    assert all((a - b).abs().max() < 1e-6 for a, b in zip(*gradients)) and any(g.abs().max() > 1e-4 for g in gradients[0])
+        gradients.append(
+            torch.autograd.grad(grpo.policy_loss(logp, logp.detach(), advantage, 50.0), trainable)
+        )
+    assert all((a - b).abs().max() < 1e-6 for a, b in zip(*gradients)) and any(
+        g.abs().max() > 1e-4 for g in gradients[0]
+    )

@@ -1,7 +1,8 @@
 """Several ranks: the run of one rank, equal shares, one folder; a dead rank ends the job, and the same command resumes.
 
-    LAUNCHERS="torchrun deepspeed" python -m pytest tests/training/test_ranks.py      # killed under the real launchers too
+LAUNCHERS="torchrun deepspeed" python -m pytest tests/training/test_ranks.py      # killed under the real launchers too
 """
+
 from __future__ import annotations
 
 import json
@@ -22,17 +23,20 @@ from samples import ROOT, make_samples, start_process
 from jhima.training.deepspeed_engine import free_port
 from jhima.training.ranks import balanced, tokens
 
-FLAGS = ("--K 2 --M 2 --T 1 --plan-tokens 6 --action-tokens 6 --micro-batch 4 --lora-rank 4 --lora-alpha 8 --lr 1e-3 "
-         "--sampler-batch 1 --tasks-per-batch 3 --epochs 2").split()
+FLAGS = (
+    "--K 2 --M 2 --T 1 --plan-tokens 6 --action-tokens 6 --micro-batch 4 --lora-rank 4 --lora-alpha 8 --lr 1e-3 "
+    "--sampler-batch 1 --tasks-per-batch 3 --epochs 2"
+).split()
 
 
 # ---- shares ----
+
 
 def test_shares_are_equal_and_stay_at_home_where_they_can(policy):
     rng, samples = random.Random(0), make_samples(policy, 60)
     longest = max(map(tokens, samples))
     for world in (1, 2, 3, 8):
-        for bias in (1.0, 0.3, 0.0):                                  # 0: one rank has played everything
+        for bias in (1.0, 0.3, 0.0):  # 0: one rank has played everything
             played = [[] for _ in range(world)]
             for s in samples:
                 played[rng.randrange(world) if rng.random() < bias else 0].append(s)
@@ -52,23 +56,57 @@ def test_shares_are_equal_and_stay_at_home_where_they_can(policy):
 
 # ---- the whole run ----
 
+
 @pytest.fixture
 def tasks(tmp_path):
     """Three tasks, of which two ranks have unequal shares."""
     path = tmp_path / "tasks.json"
-    path.write_text(json.dumps([{"task_id": n, "sites": list(TASK.sites), "start_url": TASK.start_url, "intent": f"{TASK.intent} {n}",
-                                 "eval": TASK.eval, "require_login": False, "intent_template_id": 0} for n in range(3)]))
+    path.write_text(
+        json.dumps(
+            [
+                {
+                    "task_id": n,
+                    "sites": list(TASK.sites),
+                    "start_url": TASK.start_url,
+                    "intent": f"{TASK.intent} {n}",
+                    "eval": TASK.eval,
+                    "require_login": False,
+                    "intent_template_id": 0,
+                }
+                for n in range(3)
+            ]
+        )
+    )
     return path
 
 
 def flags(checkpoint, tasks, out) -> list[str]:
-    return [*FLAGS, "--decomposer", str(checkpoint), "--actor", str(checkpoint), "--tasks", str(tasks), "--out", str(out)]
+    return [
+        *FLAGS,
+        "--decomposer",
+        str(checkpoint),
+        "--actor",
+        str(checkpoint),
+        "--tasks",
+        str(tasks),
+        "--out",
+        str(out),
+    ]
 
 
 def start(checkpoint, tasks, out, world: int, outs=None) -> list:
     port = free_port()
-    return [start_process(run_rank, flags(checkpoint, tasks, (outs or {}).get(rank, out)), rank, world, port, str(out) + f".{rank}.log")
-            for rank in range(world)]
+    return [
+        start_process(
+            run_rank,
+            flags(checkpoint, tasks, (outs or {}).get(rank, out)),
+            rank,
+            world,
+            port,
+            str(out) + f".{rank}.log",
+        )
+        for rank in range(world)
+    ]
 
 
 def join(processes, seconds: float = 150) -> list[int]:
@@ -89,8 +127,14 @@ def wait_for(condition, seconds: float = 100) -> None:
 
 
 def rows(out) -> list[dict]:
-    return [{k: v for k, v in json.loads(line).items() if not k.startswith(("seconds/", "tokens_per_second/", "memory/"))}
-            for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {
+            k: v
+            for k, v in json.loads(line).items()
+            if not k.startswith(("seconds/", "tokens_per_second/", "memory/"))
+        }
+        for line in (out / "metrics.jsonl").read_text().splitlines()
+    ]
 
 
 def replies(out) -> dict[str, list]:
@@ -111,7 +155,10 @@ def assert_same_run(a, b) -> None:
     for role in ("decomposer", "actor"):
         one, two = (load_file(out / role / "adapter_model.safetensors") for out in (a, b))
         # 2 % of a step: Adam makes so much of rounding where a gradient is as small as its epsilon
-        assert one.keys() == two.keys() and max((one[name] - two[name]).abs().max() for name in one) < 2e-5
+        assert (
+            one.keys() == two.keys()
+            and max((one[name] - two[name]).abs().max() for name in one) < 2e-5
+        )
 
 
 def test_two_ranks_are_one_run_and_a_dead_rank_ends_it(checkpoint, tasks, tmp_path):
@@ -127,7 +174,9 @@ def test_two_ranks_are_one_run_and_a_dead_rank_ends_it(checkpoint, tasks, tmp_pa
     began = time.monotonic()
     assert join(ranks) == [1, -signal.SIGKILL] and time.monotonic() - began < 5
     said = (tmp_path / "two.0.log").read_text()
-    assert f"rank 1 (process {ranks[1].pid} on " in said and "run the same command to resume" in said
+    assert (
+        f"rank 1 (process {ranks[1].pid} on " in said and "run the same command to resume" in said
+    )
     done = json.loads((two / "state.json").read_text())
     assert done == {"batches": 1, "processes": 2}
     assert len(started) > 6 and psutil.wait_procs(started, 10)[1] == []
@@ -146,13 +195,23 @@ def test_a_host_without_the_shared_folder_is_told(checkpoint, tasks, tmp_path, m
 
 def test_what_a_killed_process_left_is_killed():
     """vLLM's engine would keep its GPU memory. The test's process is another one that does not care for its parent."""
-    code = ("import subprocess, sys, time; from jhima import reaper; print(subprocess.Popen(['sleep', '300']).pid, flush=True); "
-            "reaper.start(); time.sleep(300)")
-    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    code = (
+        "import subprocess, sys, time; from jhima import reaper; print(subprocess.Popen(['sleep', '300']).pid, flush=True); "
+        "reaper.start(); time.sleep(300)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
     child = psutil.Process(int(process.stdout.readline()))
-    wait_for(lambda: any("jhima.serving.reaper" in p.cmdline() for p in psutil.Process(process.pid).children()))
+    wait_for(
+        lambda: any(
+            "jhima.serving.reaper" in p.cmdline() for p in psutil.Process(process.pid).children()
+        )
+    )
     reaper = next(p for p in psutil.Process(process.pid).children() if p != child)
-    wait_for(lambda: reaper.status() == psutil.STATUS_SLEEPING and reaper.cpu_times().user > 0.03)        # it waits, having looked
+    wait_for(
+        lambda: reaper.status() == psutil.STATUS_SLEEPING and reaper.cpu_times().user > 0.03
+    )  # it waits, having looked
     time.sleep(0.3)
     process.kill()
     process.wait()
@@ -163,17 +222,45 @@ def test_what_a_killed_process_left_is_killed():
 def test_killed_under_a_launcher(launcher, tmp_path):
     """The command that users type, on the pocket base model: the job ends soon, with both lines; then it resumes."""
     out = tmp_path / "run"
-    command = [*{"torchrun": "torchrun --nproc-per-node 2", "deepspeed": "deepspeed --num_gpus 2"}[launcher].split(), "train_rl.py",
-               *FLAGS, "--decomposer", "jhima/pocket/base", "--actor", "jhima/pocket/base", "--limit-batches", "2", "--out", str(out)]
+    command = [
+        *{"torchrun": "torchrun --nproc-per-node 2", "deepspeed": "deepspeed --num_gpus 2"}[
+            launcher
+        ].split(),
+        "train_rl.py",
+        *FLAGS,
+        "--decomposer",
+        "jhima/pocket/base",
+        "--actor",
+        "jhima/pocket/base",
+        "--limit-batches",
+        "2",
+        "--out",
+        str(out),
+    ]
     with open(tmp_path / "log", "w") as log:
-        job = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, env=os.environ | {"MASTER_PORT": str(free_port())})
+        job = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            stdout=log,
+            stderr=log,
+            env=os.environ | {"MASTER_PORT": str(free_port())},
+        )
         wait_for(lambda: list(out.glob("rollouts/000001/*/*/episode.json")))
-        victim = next(p.pid for p in psutil.Process(job.pid).children(recursive=True)
-                      if "train_rl.py" in p.cmdline() and p.environ().get("RANK") == "1")
+        victim = next(
+            p.pid
+            for p in psutil.Process(job.pid).children(recursive=True)
+            if "train_rl.py" in p.cmdline() and p.environ().get("RANK") == "1"
+        )
         began = time.monotonic()
         os.kill(victim, signal.SIGKILL)
         assert job.wait(60) != 0
     print(f"{launcher}: ended after {time.monotonic() - began:.1f} s")
     assert "rank 1 (process" in (tmp_path / "log").read_text()
-    subprocess.run(command, cwd=ROOT, check=True, timeout=200, env=os.environ | {"MASTER_PORT": str(free_port())})
+    subprocess.run(
+        command,
+        cwd=ROOT,
+        check=True,
+        timeout=200,
+        env=os.environ | {"MASTER_PORT": str(free_port())},
+    )
     assert len(rows(out)) == 4 and (out / "actor/adapter_model.safetensors").exists()

@@ -1,7 +1,8 @@
 """A run killed at random points equals an uninterrupted one bit for bit, and repeats no finished episode.
 
-    KILLS=20 python -m pytest tests/training/test_rl_resume.py         # the long check; the test's is one kill
+KILLS=20 python -m pytest tests/training/test_rl_resume.py         # the long check; the test's is one kill
 """
+
 from __future__ import annotations
 
 import json
@@ -19,9 +20,20 @@ BATCHES = 2 + KILLS * 3 // 4
 
 def start(checkpoint, out, tasks):
     # One reply at a time: a larger batch's composition, which depends on timing, would reach a reply's last bit.
-    flags = [*"--K 2 --M 3 --T 2 --plan-tokens 6 --action-tokens 6 --micro-batch 4 --lora-rank 4 --lora-alpha 8 --lr 1e-3 "
-             "--sampler-batch 1 --keep 99 --tasks-per-batch 1".split(), "--epochs", str(BATCHES),
-             "--decomposer", str(checkpoint), "--actor", str(checkpoint), "--tasks", str(tasks), "--out", str(out)]
+    flags = [
+        *"--K 2 --M 3 --T 2 --plan-tokens 6 --action-tokens 6 --micro-batch 4 --lora-rank 4 --lora-alpha 8 --lr 1e-3 "
+        "--sampler-batch 1 --keep 99 --tasks-per-batch 1".split(),
+        "--epochs",
+        str(BATCHES),
+        "--decomposer",
+        str(checkpoint),
+        "--actor",
+        str(checkpoint),
+        "--tasks",
+        str(tasks),
+        "--out",
+        str(out),
+    ]
     return start_process(run_script, flags)
 
 
@@ -31,14 +43,33 @@ def files(out) -> int:
 
 def rows(out) -> list[dict]:
     """The metrics apart from timings and memory."""
-    return [{k: v for k, v in json.loads(line).items() if not k.startswith(("seconds/", "tokens_per_second/", "memory/"))}
-            for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {
+            k: v
+            for k, v in json.loads(line).items()
+            if not k.startswith(("seconds/", "tokens_per_second/", "memory/"))
+        }
+        for line in (out / "metrics.jsonl").read_text().splitlines()
+    ]
 
 
 def test_killed_runs_equal_the_uninterrupted_one(checkpoint, tmp_path):
     tasks = tmp_path / "tasks.json"
-    tasks.write_text(json.dumps([{"task_id": 0, "sites": list(TASK.sites), "start_url": TASK.start_url, "intent": TASK.intent,
-                                  "eval": TASK.eval, "require_login": False, "intent_template_id": 0}]))
+    tasks.write_text(
+        json.dumps(
+            [
+                {
+                    "task_id": 0,
+                    "sites": list(TASK.sites),
+                    "start_url": TASK.start_url,
+                    "intent": TASK.intent,
+                    "eval": TASK.eval,
+                    "require_login": False,
+                    "intent_template_id": 0,
+                }
+            ]
+        )
+    )
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     reference = start(checkpoint, whole, tasks)
     reference.join(200)
@@ -50,16 +81,21 @@ def test_killed_runs_equal_the_uninterrupted_one(checkpoint, tmp_path):
             break
         left -= 1
         # Somewhere in the run, by the files that it writes; later by up to half a second, for an update writes none.
-        goal, patience = files(killed) + rng.randint(1, max(2, total // (KILLS + 1))), rng.random() / 2
+        goal, patience = (
+            files(killed) + rng.randint(1, max(2, total // (KILLS + 1))),
+            rng.random() / 2,
+        )
         while files(killed) < goal and process.is_alive():
             time.sleep(0.005)
         time.sleep(patience)
         process.kill()
         process.join()
-        assert process.exitcode == -signal.SIGKILL             # it was not done yet
+        assert process.exitcode == -signal.SIGKILL  # it was not done yet
         for path, when in played.items():
-            assert path.stat().st_mtime_ns == when, path                               # not played again
-        played |= {path: path.stat().st_mtime_ns for path in killed.glob("rollouts/*/*/*/episode.json")}
+            assert path.stat().st_mtime_ns == when, path  # not played again
+        played |= {
+            path: path.stat().st_mtime_ns for path in killed.glob("rollouts/*/*/*/episode.json")
+        }
     process.join(200)
     assert process.exitcode == 0
     assert all(path.stat().st_mtime_ns == when for path, when in played.items())

@@ -1,4 +1,5 @@
 """train_sft.py itself, in processes of its own: killed and resumed, over one process and two, on data with broken samples."""
+
 from __future__ import annotations
 
 import json
@@ -28,9 +29,13 @@ def data(tmp_path_factory):
     metas = [demonstrations(folder / "steps", 8)]
     chats = [sample([], f"Open page {i}", "Click Zoo " * (1 + i % 3)) for i in range(8)]
     metas.append(write_data(folder / "chat", {"chat": chats}, {"chat": "internvl2_5"}))
-    rows = [sample(image, "<image>\nthe Zoo", "<action>\nclick(x=0.5, y=0.5)\n</action>")
-            for image in ("a.png", "gone.png", "gone.png", "../x")]
-    metas.append(write_data(folder / "ground", {"ground": rows}, {"ground": "internvl2_5_web_grounding_v1"}))
+    rows = [
+        sample(image, "<image>\nthe Zoo", "<action>\nclick(x=0.5, y=0.5)\n</action>")
+        for image in ("a.png", "gone.png", "gone.png", "../x")
+    ]
+    metas.append(
+        write_data(folder / "ground", {"ground": rows}, {"ground": "internvl2_5_web_grounding_v1"})
+    )
     write_image(folder / "ground/images/a.png")
     (folder / "meta.json").write_text(json.dumps([str(m.relative_to(folder)) for m in metas]))
     lines = [{"trajectory": f"demos/t{t}", "subtasks": PLAN, "unnecessary": None} for t in range(7)]
@@ -41,8 +46,13 @@ def data(tmp_path_factory):
 def run(argv: list[str], rank: int, world: int, port: int, log: str) -> None:
     """train_sft.py's main as one of `world` ranks; what it prints goes to `log`."""
     sys.argv = argv
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1",
-                   "MASTER_PORT": str(port)}
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
     os.chdir(ROOT)
     with open(log, "a") as file:
         os.dup2(file.fileno(), 1)
@@ -50,10 +60,35 @@ def run(argv: list[str], rank: int, world: int, port: int, log: str) -> None:
     train_sft.main()
 
 
-def start(data, checkpoint, out, *more: object, rank: int = 0, world: int = 1, port: int = 0) -> multiprocessing.Process:
-    argv = ["train_sft.py", "--data", data[0], "--annotations", data[1], "--model", checkpoint, "--out", out, "--lr", 1e-2,
-            "--eval-share", 0.25, "--epochs", 2, *more]
-    return start_process(run, list(map(str, argv)), rank, world, port or free_port(), str(out.with_suffix(f".{rank}.log")))
+def start(
+    data, checkpoint, out, *more: object, rank: int = 0, world: int = 1, port: int = 0
+) -> multiprocessing.Process:
+    argv = [
+        "train_sft.py",
+        "--data",
+        data[0],
+        "--annotations",
+        data[1],
+        "--model",
+        checkpoint,
+        "--out",
+        out,
+        "--lr",
+        1e-2,
+        "--eval-share",
+        0.25,
+        "--epochs",
+        2,
+        *more,
+    ]
+    return start_process(
+        run,
+        list(map(str, argv)),
+        rank,
+        world,
+        port or free_port(),
+        str(out.with_suffix(f".{rank}.log")),
+    )
 
 
 def finish(*processes: multiprocessing.Process) -> None:
@@ -78,29 +113,42 @@ def test_killed_and_resumed_bit_for_bit(data, checkpoint, tmp_path):
     quiet, killed = tmp_path / "quiet", tmp_path / "killed"
     finish(start(data, checkpoint, quiet, *ACTOR, "--workers", 2))
     latest = killed / "resume/latest"
-    for after, name in ((2, signal.SIGTERM), (6, signal.SIGKILL)):        # steps; workers need not be the same
+    for after, name in (
+        (2, signal.SIGTERM),
+        (6, signal.SIGKILL),
+    ):  # steps; workers need not be the same
         process, deadline = start(data, checkpoint, killed, *ACTOR), time.monotonic() + 60
-        while time.monotonic() < deadline and not (latest.exists() and int(latest.read_text().removeprefix("step")) >= after):
+        while time.monotonic() < deadline and not (
+            latest.exists() and int(latest.read_text().removeprefix("step")) >= after
+        ):
             time.sleep(0.01)
         os.kill(process.pid, name)
         process.join()
-        if name == signal.SIGTERM:                                        # it ends by itself, and loses nothing
+        if name == signal.SIGTERM:  # it ends by itself, and loses nothing
             assert process.exitcode == 1 and latest.read_text() == f"step{len(metrics(killed))}"
         else:
             assert process.exitcode == -signal.SIGKILL and latest.exists()
         with open(killed / "metrics.jsonl", "a") as file:
-            file.write('{"step": 99, "loss"')                             # a line that the kill cut short
+            file.write('{"step": 99, "loss"')  # a line that the kill cut short
     finish(start(data, checkpoint, killed, *ACTOR))
-    assert metrics(killed) == metrics(quiet) and metrics(quiet)[-1]["eval_loss"] < metrics(quiet)[1]["eval_loss"]
+    assert (
+        metrics(killed) == metrics(quiet)
+        and metrics(quiet)[-1]["eval_loss"] < metrics(quiet)[1]["eval_loss"]
+    )
     a, b = (load_file(folder / "model.safetensors") for folder in (quiet, killed))
     assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
     before = load_file(checkpoint / "model.safetensors")
     changed = {name for name in a if not torch.equal(a[name], before[name])}
-    assert not any("visual.blocks" in n or "patch_embed" in n for n in changed) and any("visual.merger" in n for n in changed)
+    assert not any("visual.blocks" in n or "patch_embed" in n for n in changed) and any(
+        "visual.merger" in n for n in changed
+    )
     assert any("embed_tokens" in n for n in changed)
-    assert not (killed / "resume").exists() and json.loads((killed / "sft.json").read_text())["left_out_when_read"] \
+    assert (
+        not (killed / "resume").exists()
+        and json.loads((killed / "sft.json").read_text())["left_out_when_read"]
         == json.loads((quiet / "sft.json").read_text())["left_out_when_read"]
-    finish(start(data, checkpoint, killed, *ACTOR))                       # finished: nothing is done again
+    )
+    finish(start(data, checkpoint, killed, *ACTOR))  # finished: nothing is done again
     assert metrics(killed) == metrics(quiet)
 
 
@@ -112,18 +160,41 @@ def test_two_processes_under_zero_3_equal_one(data, checkpoint, tmp_path, more):
     (tmp_path / "ds.json").write_text(json.dumps(config))
     one, two, port = tmp_path / "one", tmp_path / "two", free_port()
     same = ["--role", "actor", *more, "--accumulate", 1, "--lr", 1e-3]
-    ranks = [start(data, checkpoint, two, *same, "--zero", 3, "--micro-batch", 4, "--deepspeed-config", tmp_path / "ds.json",
-                   rank=rank, world=2, port=port) for rank in range(2)]
+    ranks = [
+        start(
+            data,
+            checkpoint,
+            two,
+            *same,
+            "--zero",
+            3,
+            "--micro-batch",
+            4,
+            "--deepspeed-config",
+            tmp_path / "ds.json",
+            rank=rank,
+            world=2,
+            port=port,
+        )
+        for rank in range(2)
+    ]
     finish(*ranks)
     finish(start(data, checkpoint, one, *same, "--zero", 1, "--micro-batch", 8))
     rows = list(zip(metrics(one), metrics(two), strict=True))
     assert len(rows) >= 2
     for a, b in rows:
-        assert {k: v for k, v in a.items() if isinstance(v, int)} == {k: v for k, v in b.items() if isinstance(v, int)}
-        assert a["loss"] == pytest.approx(b["loss"], abs=1e-5) and a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-4)
+        assert {k: v for k, v in a.items() if isinstance(v, int)} == {
+            k: v for k, v in b.items() if isinstance(v, int)
+        }
+        assert a["loss"] == pytest.approx(b["loss"], abs=1e-5) and a["grad_norm"] == pytest.approx(
+            b["grad_norm"], rel=1e-4
+        )
     assert rows[-1][0]["eval_loss"] == pytest.approx(rows[-1][1]["eval_loss"], abs=1e-5)
-    told = [re.search(r"([1-9][\d,]+) parameters", folder.with_suffix(".0.log").read_text())[1] for folder in (one, two)]
-    assert told[0] == told[1]                                             # not the partitions' own sizes
+    told = [
+        re.search(r"([1-9][\d,]+) parameters", folder.with_suffix(".0.log").read_text())[1]
+        for folder in (one, two)
+    ]
+    assert told[0] == told[1]  # not the partitions' own sizes
     states = [load_file(folder / "model.safetensors") for folder in (one, two)]
     assert states[0].keys() == states[1].keys()
     assert max((states[0][n].float() - states[1][n].float()).abs().max() for n in states[0]) < 1e-4
@@ -131,20 +202,60 @@ def test_two_processes_under_zero_3_equal_one(data, checkpoint, tmp_path, more):
 
 def test_what_was_left_out_is_counted(data, checkpoint, tmp_path):
     out = tmp_path / "out"
-    finish(start(data, checkpoint, out, "--role", "actor", "--micro-batch", 9, "--accumulate", 1,
-                 "--eval-share", 0, "--epochs", 1))
+    finish(
+        start(
+            data,
+            checkpoint,
+            out,
+            "--role",
+            "actor",
+            "--micro-batch",
+            9,
+            "--accumulate",
+            1,
+            "--eval-share",
+            0,
+            "--epochs",
+            1,
+        )
+    )
     found = json.loads((out / "sft.json").read_text())
-    assert found["left_out_before"]["trajectory without annotation"] == 1 and found["samples"] == 21 + 8 + 4
+    assert (
+        found["left_out_before"]["trajectory without annotation"] == 1
+        and found["samples"] == 21 + 8 + 4
+    )
     assert found["left_out_when_read"] == {"image missing": 2, "image outside its root": 1}
-    assert sum(row["samples"] for row in metrics(out)) == 21 + 8 + 1 and sum(row["left_out"] for row in metrics(out)) == 3
+    assert (
+        sum(row["samples"] for row in metrics(out)) == 21 + 8 + 1
+        and sum(row["left_out"] for row in metrics(out)) == 3
+    )
 
 
 def test_another_run_of_the_same_name_is_refused(data, checkpoint, tmp_path, monkeypatch):
     out = tmp_path / "out"
     out.mkdir()
     (out / "args.json").write_text(json.dumps({"script": "train_sft.py", "role": "decomposer"}))
-    monkeypatch.setattr(sys, "argv", list(map(str, ["train_sft.py", *ACTOR, "--data", data[0], "--annotations", data[1],
-                                                    "--model", checkpoint, "--out", out])))
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        list(
+            map(
+                str,
+                [
+                    "train_sft.py",
+                    *ACTOR,
+                    "--data",
+                    data[0],
+                    "--annotations",
+                    data[1],
+                    "--model",
+                    checkpoint,
+                    "--out",
+                    out,
+                ],
+            )
+        ),
+    )
     monkeypatch.chdir(ROOT)
     with pytest.raises(SystemExit, match="train_sft.py: .*holds a run with --"):
         train_sft.main()

@@ -1,7 +1,8 @@
 """A run over two hosts, which here are two network namespaces: their own loopback, and one cable between them.
 
-    LAUNCHERS="no_ssh pdsh" python -m pytest tests/training/test_two_hosts.py       # deepspeed too; pdsh needs pdsh and sshd
+LAUNCHERS="no_ssh pdsh" python -m pytest tests/training/test_two_hosts.py       # deepspeed too; pdsh needs pdsh and sshd
 """
+
 from __future__ import annotations
 
 import json
@@ -20,8 +21,10 @@ from samples import ROOT
 from jhima.training.deepspeed_engine import free_port
 
 ADDRESSES = "10.213.7.1", "10.213.7.2"
-SCRIPT = ("train_rl.py --decomposer jhima/pocket/base --actor jhima/pocket/base --K 2 --M 2 --T 2 --plan-tokens 8 --action-tokens 8 "
-          "--lora-rank 4 --lora-alpha 8 --tasks-per-batch 2 --limit-batches 2").split()
+SCRIPT = (
+    "train_rl.py --decomposer jhima/pocket/base --actor jhima/pocket/base --K 2 --M 2 --T 2 --plan-tokens 8 --action-tokens 8 "
+    "--lora-rank 4 --lora-alpha 8 --tasks-per-batch 2 --limit-batches 2"
+).split()
 
 
 def ip(*words: str) -> None:
@@ -37,9 +40,26 @@ def hosts():
             for name in names:
                 ip("netns", "add", name)
                 stack.callback(ip, "netns", "del", name)
-            ip("link", "add", "cable", "netns", names[0], "type", "veth", "peer", "name", "cable", "netns", names[1])
+            ip(
+                "link",
+                "add",
+                "cable",
+                "netns",
+                names[0],
+                "type",
+                "veth",
+                "peer",
+                "name",
+                "cable",
+                "netns",
+                names[1],
+            )
             for name, address in zip(names, ADDRESSES):
-                for words in (f"addr add {address}/24 dev cable", "link set cable up", "link set lo up"):
+                for words in (
+                    f"addr add {address}/24 dev cable",
+                    "link set cable up",
+                    "link set lo up",
+                ):
                     ip("-n", name, *words.split())
         except (OSError, subprocess.CalledProcessError):
             pytest.skip("network namespaces are not permitted here")
@@ -49,12 +69,23 @@ def hosts():
 @contextmanager
 def logins(hosts, folder: Path):
     """An ssh server on each host, with keys made for the occasion; yields the options of ssh that find them."""
-    for name in {"host", "user"} - {path.name for path in folder.iterdir()}:            # the second launch finds them
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True)
-    (folder / "sshd").write_text(f"HostKey {folder}/host\nAuthorizedKeysFile {folder}/user.pub\nStrictModes no\nPidFile none\n"
-                                 "UsePAM no\nPermitRootLogin yes\n")
+    for name in {"host", "user"} - {
+        path.name for path in folder.iterdir()
+    }:  # the second launch finds them
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True
+        )
+    (folder / "sshd").write_text(
+        f"HostKey {folder}/host\nAuthorizedKeysFile {folder}/user.pub\nStrictModes no\nPidFile none\n"
+        "UsePAM no\nPermitRootLogin yes\n"
+    )
     Path("/run/sshd").mkdir(exist_ok=True)
-    servers = [subprocess.Popen(["ip", "netns", "exec", name, "/usr/sbin/sshd", "-D", "-f", folder / "sshd"]) for name in hosts]
+    servers = [
+        subprocess.Popen(
+            ["ip", "netns", "exec", name, "/usr/sbin/sshd", "-D", "-f", folder / "sshd"]
+        )
+        for name in hosts
+    ]
     try:
         yield f"-i {folder}/user -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR"
     finally:
@@ -74,25 +105,60 @@ def launch(launcher: str, hosts, folder: Path, out: Path, log: Path):
         file = stack.enter_context(open(log, "a"))
         if launcher == "torchrun":
             # The first host is told that it is the endpoint's, which it would see from its name.
-            commands = [["torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint",
-                         f"{ADDRESSES[0]}:{port}", "--rdzv-conf", f"is_host={address == ADDRESSES[0]}", "--local-addr", address]
-                        for address in ADDRESSES]
+            commands = [
+                [
+                    "torch.distributed.run",
+                    "--nnodes",
+                    "2",
+                    "--nproc-per-node",
+                    "1",
+                    "--rdzv-backend",
+                    "c10d",
+                    "--rdzv-endpoint",
+                    f"{ADDRESSES[0]}:{port}",
+                    "--rdzv-conf",
+                    f"is_host={address == ADDRESSES[0]}",
+                    "--local-addr",
+                    address,
+                ]
+                for address in ADDRESSES
+            ]
         else:
-            deepspeed = ["deepspeed.launcher.runner", "--hostfile", str(folder / "hostfile"), "--master_addr", ADDRESSES[0],
-                         "--master_port", port]
+            deepspeed = [
+                "deepspeed.launcher.runner",
+                "--hostfile",
+                str(folder / "hostfile"),
+                "--master_addr",
+                ADDRESSES[0],
+                "--master_port",
+                port,
+            ]
             commands = [[*deepspeed, "--no_ssh", "--node_rank", str(number)] for number in range(2)]
             if launcher == "pdsh":
                 commands = [[*deepspeed, "--no_ssh_check"]]
                 env["PDSH_SSH_ARGS_APPEND"] = stack.enter_context(logins(hosts, folder))
-                env["DS_ENV_FILE"] = str(folder / "env")          # ssh passes no variables on
-                (folder / "env").write_text("".join(f"{name}={env[name]}\n" for name in ("GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS")))
-        jobs = [subprocess.Popen(["ip", "netns", "exec", host, sys.executable, "-m", *command, *script], cwd=ROOT, env=env,
-                                 stdout=file, stderr=file) for host, command in zip(hosts, commands)]
+                env["DS_ENV_FILE"] = str(folder / "env")  # ssh passes no variables on
+                (folder / "env").write_text(
+                    "".join(
+                        f"{name}={env[name]}\n"
+                        for name in ("GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS")
+                    )
+                )
+        jobs = [
+            subprocess.Popen(
+                ["ip", "netns", "exec", host, sys.executable, "-m", *command, *script],
+                cwd=ROOT,
+                env=env,
+                stdout=file,
+                stderr=file,
+            )
+            for host, command in zip(hosts, commands)
+        ]
         try:
             yield jobs
         finally:
             for job in jobs:
-                job.terminate()                                   # the launchers end what they have started
+                job.terminate()  # the launchers end what they have started
                 job.wait(60)
 
 
@@ -106,18 +172,27 @@ def test_two_hosts_are_one_job(launcher, hosts, tmp_path):
     with launch(launcher, hosts, tmp_path, out, log) as jobs:
         deadline = time.monotonic() + 120
         while not list(out.glob("rollouts/000001/*/*/episode.json")):
-            assert time.monotonic() < deadline and all(job.poll() is None for job in jobs), log.read_text()[-3000:]
+            assert time.monotonic() < deadline and all(job.poll() is None for job in jobs), (
+                log.read_text()[-3000:]
+            )
             time.sleep(0.05)
-        victim = next(p for p in psutil.process_iter(["cmdline", "environ"])
-                      if str(out) in (p.info["cmdline"] or ()) and (p.info["environ"] or {}).get("RANK") == "1")
+        victim = next(
+            p
+            for p in psutil.process_iter(["cmdline", "environ"])
+            if str(out) in (p.info["cmdline"] or ())
+            and (p.info["environ"] or {}).get("RANK") == "1"
+        )
         victim.kill()
         began = time.monotonic()
         assert all(job.wait(40) for job in jobs), log.read_text()[-3000:]
         print(f"{launcher}: ended after {time.monotonic() - began:.1f} s")
     assert f"rank 1 (process {victim.pid} on " in log.read_text()
     assert json.loads((out / "state.json").read_text()) == {"batches": 1, "processes": 2}
-    played = {json.loads(path.read_text())["task_id"] for path in out.glob("rollouts/000000/*/*/episode.json")}
-    assert len(played) == 2                                          # a task each
+    played = {
+        json.loads(path.read_text())["task_id"]
+        for path in out.glob("rollouts/000000/*/*/episode.json")
+    }
+    assert len(played) == 2  # a task each
     if "LAUNCHERS" in os.environ:
         with launch(launcher, hosts, tmp_path, out, log) as jobs:
             assert [job.wait(150) for job in jobs] == [0] * len(jobs), log.read_text()[-3000:]

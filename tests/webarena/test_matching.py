@@ -1,4 +1,5 @@
 """Comparing texts and URLs: tables."""
+
 import pytest
 
 from jhima.webarena.matching import (
@@ -12,16 +13,46 @@ from jhima.webarena.matching import (
 )
 
 
-@pytest.mark.parametrize("text, item, holds", [
-    ("It costs $12.50.", "$12.50", True), ("US$12.50", "$12.50", True), ("$12.505", "$12.50", False),
-    ("$12.50", "$12", False), ("$112.50", "12.50", False), ("12.5 dollars", "12.50", True),
-    ("11", "1", False), ("1.5", "1", False), ("0.1", "1", False), ("1st", "1", False), ("v1.1.1", "1", False),
-    ("1", "1", True), ("(1)", "1", True), ("1, 2 and 3", "2", True), ("1,2,3", "2", True), ("No.5", "5", True),
-    ("$0.00", "0", True), ("10", "0", False), ("1,234", "1234", True), ("12,345kg", "12", False), ("-5", "5", False),
-    ("from $1.13-$89.00", "89", True), ("order #000000189", "189", True), ("at 19:00", "9:00", False),
-    ("Lopez", "Lo", False), ("Chen, LO", "Lo", True), ("a  Red\nMug!", "red mug", True), ("Green-vines", "green", True),
-    ("git clone ssh://git@h/eriklindernoren/PyTorch-GAN.git", "eriklindernoren/PyTorch-GAN.git", True),
-    ("Erik Linder-Nore\u0301n", "Erik Linder-Nor\u00e9n", True), ("", "x", False)])
+@pytest.mark.parametrize(
+    "text, item, holds",
+    [
+        ("It costs $12.50.", "$12.50", True),
+        ("US$12.50", "$12.50", True),
+        ("$12.505", "$12.50", False),
+        ("$12.50", "$12", False),
+        ("$112.50", "12.50", False),
+        ("12.5 dollars", "12.50", True),
+        ("11", "1", False),
+        ("1.5", "1", False),
+        ("0.1", "1", False),
+        ("1st", "1", False),
+        ("v1.1.1", "1", False),
+        ("1", "1", True),
+        ("(1)", "1", True),
+        ("1, 2 and 3", "2", True),
+        ("1,2,3", "2", True),
+        ("No.5", "5", True),
+        ("$0.00", "0", True),
+        ("10", "0", False),
+        ("1,234", "1234", True),
+        ("12,345kg", "12", False),
+        ("-5", "5", False),
+        ("from $1.13-$89.00", "89", True),
+        ("order #000000189", "189", True),
+        ("at 19:00", "9:00", False),
+        ("Lopez", "Lo", False),
+        ("Chen, LO", "Lo", True),
+        ("a  Red\nMug!", "red mug", True),
+        ("Green-vines", "green", True),
+        (
+            "git clone ssh://git@h/eriklindernoren/PyTorch-GAN.git",
+            "eriklindernoren/PyTorch-GAN.git",
+            True,
+        ),
+        ("Erik Linder-Nore\u0301n", "Erik Linder-Nor\u00e9n", True),
+        ("", "x", False),
+    ],
+)
 def test_must_include_on_an_answer_holds_whole_words_and_numbers(text, item, holds):
     assert has_words(text, item) is holds
 
@@ -32,9 +63,18 @@ def test_must_include_on_a_page_is_a_substring():
     assert has_text("11", "1")
 
 
-@pytest.mark.parametrize("text, reference, same", [
-    (" yes ", "Yes", True), ("Yes.", "Yes", True), ('"Yes"', "yes", True), ("Yes, it is", "Yes", False),
-    ("a  b", "a b", True), ("'", "'", True), ("", "Yes", False)])
+@pytest.mark.parametrize(
+    "text, reference, same",
+    [
+        (" yes ", "Yes", True),
+        ("Yes.", "Yes", True),
+        ('"Yes"', "yes", True),
+        ("Yes, it is", "Yes", False),
+        ("a  b", "a b", True),
+        ("'", "'", True),
+        ("", "Yes", False),
+    ],
+)
 def test_exact_match_on_an_answer(text, reference, same):
     assert same_answer(text, reference) is same
 
@@ -44,9 +84,18 @@ def test_exact_match_on_a_page_keeps_full_stops():
     assert not same_text("Good idea.", "Good idea")
 
 
-@pytest.mark.parametrize("text, rule, holds", [
-    ("12", ">= 12", True), ("$1,200.50", "> 1200", True), ("12", "< 12", False), ("12.0", "==12", True),
-    ("11", "<= 11.5", True), ("about 12", ">= 1", False), ("", ">= 0", False)])
+@pytest.mark.parametrize(
+    "text, rule, holds",
+    [
+        ("12", ">= 12", True),
+        ("$1,200.50", "> 1200", True),
+        ("12", "< 12", False),
+        ("12.0", "==12", True),
+        ("11", "<= 11.5", True),
+        ("about 12", ">= 1", False),
+        ("", ">= 0", False),
+    ],
+)
 def test_required_values(text, rule, holds):
     assert satisfies(text, rule) is holds
 
@@ -54,30 +103,35 @@ def test_required_values(text, rule, holds):
 H = "http://127.0.0.1:7780"
 
 
-@pytest.mark.parametrize("url, reference, exact, gold", [
-    (f"{H}/a", f"{H}/a", True, True),
-    ("http://localhost:7780/a/", f"{H}/a", True, True),
-    (f"{H}", f"{H}/", True, True),
-    (f"{H}/a#notes", f"{H}/a", True, True),
-    (f"{H}/a%20b?q=c+d", f"{H}/a b?q=c%20d", True, True),
-    (f"{H}/s?b=2&a=1", f"{H}/s?a=1&b=2", True, True),                       # upstream: the order decides
-    (f"{H}/s?l[]=x&l[]=y", f"{H}/s?l%5B%5D=y&l%5B%5D=x", True, True),
-    (f"{H}/s?a=1&page=2", f"{H}/s?a=1", False, True),
-    (f"{H}/s?a=1", f"{H}/s?a=1&b=", False, True),
-    (f"{H}/s?a=1&b=3", f"{H}/s?a=1&b=", False, False),
-    (f"{H}/s?a=12", f"{H}/s?a=1", False, False),                            # upstream: found in
-    (f"{H}/s", f"{H}/s?a=1", False, False),
-    (f"{H}/issues/8/notes", f"{H}/issues/8", False, True),
-    (f"{H}/issues/80", f"{H}/issues/8", False, False),                      # upstream: found in
-    (f"{H}/contact-us", f"{H}/contact", False, False),                      # upstream: found in
-    (f"{H}/admin/x.html", f"{H}/admin/../x.html", False, False),
-    (f"{H}/x.html", f"{H}/admin/../x.html", True, True),
-    (f"{H}/login?next={H}/a", f"{H}/a", False, False),                      # upstream: found in
-    ("http://127.0.0.1:7781/a", f"{H}/a", False, False),
-    ("http://127.0.0.1:7780@evil.example/a", f"{H}/a", False, False),
-    ("http://h/a", "http://h:80/a", True, True),
-    (f"{H}/b?x=1", f"{H}/a |OR| {H}/b", False, True),
-    ("about:blank", f"{H}/a", False, False), ("chrome-error://chromewebdata/", H, False, False)])
+@pytest.mark.parametrize(
+    "url, reference, exact, gold",
+    [
+        (f"{H}/a", f"{H}/a", True, True),
+        ("http://localhost:7780/a/", f"{H}/a", True, True),
+        (f"{H}", f"{H}/", True, True),
+        (f"{H}/a#notes", f"{H}/a", True, True),
+        (f"{H}/a%20b?q=c+d", f"{H}/a b?q=c%20d", True, True),
+        (f"{H}/s?b=2&a=1", f"{H}/s?a=1&b=2", True, True),  # upstream: the order decides
+        (f"{H}/s?l[]=x&l[]=y", f"{H}/s?l%5B%5D=y&l%5B%5D=x", True, True),
+        (f"{H}/s?a=1&page=2", f"{H}/s?a=1", False, True),
+        (f"{H}/s?a=1", f"{H}/s?a=1&b=", False, True),
+        (f"{H}/s?a=1&b=3", f"{H}/s?a=1&b=", False, False),
+        (f"{H}/s?a=12", f"{H}/s?a=1", False, False),  # upstream: found in
+        (f"{H}/s", f"{H}/s?a=1", False, False),
+        (f"{H}/issues/8/notes", f"{H}/issues/8", False, True),
+        (f"{H}/issues/80", f"{H}/issues/8", False, False),  # upstream: found in
+        (f"{H}/contact-us", f"{H}/contact", False, False),  # upstream: found in
+        (f"{H}/admin/x.html", f"{H}/admin/../x.html", False, False),
+        (f"{H}/x.html", f"{H}/admin/../x.html", True, True),
+        (f"{H}/login?next={H}/a", f"{H}/a", False, False),  # upstream: found in
+        ("http://127.0.0.1:7781/a", f"{H}/a", False, False),
+        ("http://127.0.0.1:7780@evil.example/a", f"{H}/a", False, False),
+        ("http://h/a", "http://h:80/a", True, True),
+        (f"{H}/b?x=1", f"{H}/a |OR| {H}/b", False, True),
+        ("about:blank", f"{H}/a", False, False),
+        ("chrome-error://chromewebdata/", H, False, False),
+    ],
+)
 def test_url_match(url, reference, exact, gold):
     assert url_match(url, reference, "EXACT") is exact
     assert url_match(url, reference, "GOLD in PRED") is gold

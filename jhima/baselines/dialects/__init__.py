@@ -3,6 +3,7 @@
 A parser takes a reply and the viewport (width, height) and returns a Turn, whatever the string. Replies of the same
 model family differ by coordinate space and by what their harness does around them, so a dialect is a row of a table.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -32,16 +33,23 @@ def uitars_grid(viewport: Size) -> Size:
 def _scalecua(reply: str, viewport: Size) -> Turn:
     """As our actor's, but `write` types at the caret and clears nothing, as in ScaleCUA's own environment."""
     turn = read_scalecua(reply, viewport)
-    return replace(turn, actions=tuple(replace(a, clear=False) if a.kind == "type" else a for a in turn.actions))
+    return replace(
+        turn,
+        actions=tuple(replace(a, clear=False) if a.kind == "type" else a for a in turn.actions),
+    )
 
 
 DIALECTS = {
     "jhima": OURS,
     "scalecua": Dialect(_scalecua, write_scalecua),
-    "uitars-1.5": Dialect(lambda reply, size: uitars.parse(reply, uitars_grid(size), size),
-                          lambda operation, actions, size: uitars.write(operation, actions, uitars_grid(size), size)),
-    "uitars-72b": Dialect(lambda reply, size: uitars.parse(reply, THOUSAND, size),
-                          lambda operation, actions, size: uitars.write(operation, actions, THOUSAND, size)),
+    "uitars-1.5": Dialect(
+        lambda reply, size: uitars.parse(reply, uitars_grid(size), size),
+        lambda operation, actions, size: uitars.write(operation, actions, uitars_grid(size), size),
+    ),
+    "uitars-72b": Dialect(
+        lambda reply, size: uitars.parse(reply, THOUSAND, size),
+        lambda operation, actions, size: uitars.write(operation, actions, THOUSAND, size),
+    ),
     "gui-libra": Dialect(gui_libra.parse, gui_libra.write, answer_ends=True),
     "planner": Dialect(planner.parse_plan, planner.write_plan),
 }
@@ -49,16 +57,31 @@ DIALECTS = {
 
 GROUNDERS: dict[str, Callable[[str, Size], Turn]] = {
     "uitars": lambda reply, size: planner.parse_point(reply, uitars_grid(size), size),
-    "scalecua": lambda reply, size: planner.parse_point(reply, smart_resize(*size), size, fractions=True),
+    "scalecua": lambda reply, size: planner.parse_point(
+        reply, smart_resize(*size), size, fractions=True
+    ),
 }
 
 
-PARSERS = {name: d.parse for name, d in DIALECTS.items()} | {f"{name}-grounder": g for name, g in GROUNDERS.items()}
+PARSERS = {name: d.parse for name, d in DIALECTS.items()} | {
+    f"{name}-grounder": g for name, g in GROUNDERS.items()
+}
 
 
-FIELDS = {"click": ("x", "y", "button", "count"), "hover": ("x", "y"), "scroll": ("x", "y", "dx", "dy"),
-          "type": ("text", "clear", "submit"), "key": ("keys", "how", "times"), "select": ("x", "y", "option"),
-          "wait": ("seconds",), "back": (), "forward": (), "answer": ("text",), "stop": ("status", "text"), "ask": ("text",)}
+FIELDS = {
+    "click": ("x", "y", "button", "count"),
+    "hover": ("x", "y"),
+    "scroll": ("x", "y", "dx", "dy"),
+    "type": ("text", "clear", "submit"),
+    "key": ("keys", "how", "times"),
+    "select": ("x", "y", "option"),
+    "wait": ("seconds",),
+    "back": (),
+    "forward": (),
+    "answer": ("text",),
+    "stop": ("status", "text"),
+    "ask": ("text",),
+}
 
 
 def action_fields(action: Action) -> dict[str, object]:
@@ -74,13 +97,23 @@ def action_fields(action: Action) -> dict[str, object]:
 
 
 def turn_fields(turn: Turn) -> dict[str, object]:
-    return {"actions": [action_fields(a) for a in turn.actions], "thought": turn.thought, "summary": turn.operation,
-            "error": turn.error, "warnings": list(turn.warnings)}
+    return {
+        "actions": [action_fields(a) for a in turn.actions],
+        "thought": turn.thought,
+        "summary": turn.operation,
+        "error": turn.error,
+        "warnings": list(turn.warnings),
+    }
 
 
 def _size(text: str) -> Size:
     width, _, height = text.partition("x")
-    if not (width.isdecimal() and height.isdecimal() and 1 <= int(width) <= 20_000 and 1 <= int(height) <= 20_000):
+    if not (
+        width.isdecimal()
+        and height.isdecimal()
+        and 1 <= int(width) <= 20_000
+        and 1 <= int(height) <= 20_000
+    ):
         raise argparse.ArgumentTypeError(f"expected WIDTHxHEIGHT in pixels, got {text!r}")
     if max(int(width), int(height)) > 200 * min(int(width), int(height)):
         raise argparse.ArgumentTypeError(f"{text}: aspect ratio above 200")
@@ -88,10 +121,19 @@ def _size(text: str) -> Size:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m jhima.baselines.dialects", description="Reads a model's reply from standard "
-                                     "input and prints the actions in it as JSON, in CSS pixels of the viewport.")
+    parser = argparse.ArgumentParser(
+        prog="python -m jhima.baselines.dialects",
+        description="Reads a model's reply from standard "
+        "input and prints the actions in it as JSON, in CSS pixels of the viewport.",
+    )
     parser.add_argument("dialect", choices=PARSERS, metavar="DIALECT", help=", ".join(PARSERS))
-    parser.add_argument("--viewport", type=_size, default=(1280, 720), metavar="WxH", help="(default: 1280x720)")
+    parser.add_argument(
+        "--viewport", type=_size, default=(1280, 720), metavar="WxH", help="(default: 1280x720)"
+    )
     args = parser.parse_args()
     reply = sys.stdin.buffer.read().decode("utf-8", "replace").removesuffix("\n")
-    print(json.dumps(turn_fields(PARSERS[args.dialect](reply, args.viewport)), ensure_ascii=False, indent=1))
+    print(
+        json.dumps(
+            turn_fields(PARSERS[args.dialect](reply, args.viewport)), ensure_ascii=False, indent=1
+        )
+    )

@@ -2,6 +2,7 @@
 
 The 4B and 8B models give points in thousandths of the screenshot; the sentinel [-100, -100] or "none" means no point.
 """
+
 from __future__ import annotations
 
 import json
@@ -26,19 +27,59 @@ from jhima.reply_reader import (
 GRID = (1000, 1000)
 
 
-KINDS = {"click": "click", "tap": "click", "leftclick": "click", "longpress": "click", "select": "select",
-         "write": "write", "type": "write", "input": "write", "keyboardpress": "key", "press": "key", "key": "key",
-         "hotkey": "key", "scroll": "scroll", "swipe": "swipe", "wait": "wait", "navigateback": "back", "back": "back",
-         "goback": "back", "navigate": "navigate", "goto": "navigate", "answer": "answer", "response": "answer",
-         "terminate": "stop", "stop": "stop", "finish": "stop", "call": "ask", "calluser": "ask"}
+KINDS = {
+    "click": "click",
+    "tap": "click",
+    "leftclick": "click",
+    "longpress": "click",
+    "select": "select",
+    "write": "write",
+    "type": "write",
+    "input": "write",
+    "keyboardpress": "key",
+    "press": "key",
+    "key": "key",
+    "hotkey": "key",
+    "scroll": "scroll",
+    "swipe": "swipe",
+    "wait": "wait",
+    "navigateback": "back",
+    "back": "back",
+    "goback": "back",
+    "navigate": "navigate",
+    "goto": "navigate",
+    "answer": "answer",
+    "response": "answer",
+    "terminate": "stop",
+    "stop": "stop",
+    "finish": "stop",
+    "call": "ask",
+    "calluser": "ask",
+}
 
 
-FIELDS = {"actiontype": "type", "type": "type", "action": "type", "actiondescription": "description",
-          "description": "description", "actiontarget": "target", "value": "value", "text": "value", "point2d": "point",
-          "point": "point", "coordinates": "point", "coordinate": "point", "coord": "point", "position": "point"}
+FIELDS = {
+    "actiontype": "type",
+    "type": "type",
+    "action": "type",
+    "actiondescription": "description",
+    "description": "description",
+    "actiontarget": "target",
+    "value": "value",
+    "text": "value",
+    "point2d": "point",
+    "point": "point",
+    "coordinates": "point",
+    "coordinate": "point",
+    "coord": "point",
+    "position": "point",
+}
 
 
-_KEY = re.compile(r"""['"]?\b(action_?(?:type|description|target)|value|point_2d|coordinates?|position)['"]?\s*:\s*""", re.I)
+_KEY = re.compile(
+    r"""['"]?\b(action_?(?:type|description|target)|value|point_2d|coordinates?|position)['"]?\s*:\s*""",
+    re.I,
+)
 
 
 def parse(reply: str, viewport: Size) -> Turn:
@@ -46,7 +87,11 @@ def parse(reply: str, viewport: Size) -> Turn:
     reply = plain(reply)[:MAX_REPLY]
     warnings: list[str] = []
     thought = re.search(r"<think(?:ing)?>(.*?)(?:</think(?:ing)?>|<answer>|$)", reply, re.DOTALL)
-    block = reply[reply.rfind("<answer>") + 8:] if "<answer>" in reply else re.sub(r"(?s)^.*</think(?:ing)?>", "", reply)
+    block = (
+        reply[reply.rfind("<answer>") + 8 :]
+        if "<answer>" in reply
+        else re.sub(r"(?s)^.*</think(?:ing)?>", "", reply)
+    )
     if "<answer>" not in reply:
         warnings.append("no <answer> tag")
     block = block.split("</answer>")[0]
@@ -54,8 +99,14 @@ def parse(reply: str, viewport: Size) -> Turn:
     kind = fold(said.get("type", ""))
     found = [(kind, ([], said))] if kind in KINDS else []
     place = on_page(GRID, viewport, warnings)
-    turn = turn_of(found, lambda name, given: _actions(name, given[1], place, viewport, warnings), block, warnings,
-                   thought[1] if thought else "", plain(said.get("description") or said.get("target")))
+    turn = turn_of(
+        found,
+        lambda name, given: _actions(name, given[1], place, viewport, warnings),
+        block,
+        warnings,
+        thought[1] if thought else "",
+        plain(said.get("description") or said.get("target")),
+    )
     if found or not block.strip():
         return turn
     error = "unknown_action" if kind else "bad_syntax" if "{" in block else "no_action"
@@ -68,7 +119,10 @@ def _fields(block: str, warnings: list[str]) -> dict[str, object]:
     if at < 0:
         return {}
     found: object = None
-    for read in (lambda: json.JSONDecoder(strict=False).raw_decode(block, at)[0], lambda: literal(block, at)[0]):
+    for read in (
+        lambda: json.JSONDecoder(strict=False).raw_decode(block, at)[0],
+        lambda: literal(block, at)[0],
+    ):
         try:
             found = read()
             break
@@ -77,7 +131,7 @@ def _fields(block: str, warnings: list[str]) -> dict[str, object]:
     if not isinstance(found, dict):
         marks = list(_KEY.finditer(block))[:20]
         ends = [m.start() for m in marks[1:]] + [len(block)]
-        found = {m[1]: _loose(block[m.end():end]) for m, end in zip(marks, ends)}
+        found = {m[1]: _loose(block[m.end() : end]) for m, end in zip(marks, ends)}
     if isinstance(found.get("action"), dict):
         found = found["action"]
     return {FIELDS[fold(k)]: v for k, v in found.items() if fold(k) in FIELDS}
@@ -95,13 +149,15 @@ def _loose(text: str) -> object:
         return text
 
 
-def _actions(kind: str, said: dict, place: Callable, viewport: Size, warnings: list[str]) -> list[Action]:
+def _actions(
+    kind: str, said: dict, place: Callable, viewport: Size, warnings: list[str]
+) -> list[Action]:
     if kind == "longpress":
         warnings.append("a long press is a click here")
     value = said.get("value")
     text = "" if plain(value).lower() == "none" else plain(value)
     point = said.get("point")
-    at = None                               # looked at only where it counts: an answer needs none
+    at = None  # looked at only where it counts: an answer needs none
     if KINDS[kind] in ("click", "select", "write", "scroll", "swipe") and not _absent(point):
         at = place(point)
     match KINDS[kind]:
@@ -119,7 +175,11 @@ def _actions(kind: str, said: dict, place: Callable, viewport: Size, warnings: l
             names = keys(value)
             return [Action("key", keys=names, how="chord" if len(names) > 1 else "sequence")]
         case "scroll" | "swipe":
-            return [scroll(text or "down", 0.5, viewport, at or (None, None), finger=KINDS[kind] == "swipe")]
+            return [
+                scroll(
+                    text or "down", 0.5, viewport, at or (None, None), finger=KINDS[kind] == "swipe"
+                )
+            ]
         case "wait":
             return [Action("wait", seconds=min(10.0, max(0.0, number(value if text else 3))))]
         case "navigate" if fold(text) not in ("back", "goback"):
@@ -142,6 +202,7 @@ def _absent(point_2d: object) -> bool:
 
 # ---- writing ----
 
+
 def write(operation: str, actions: Sequence[Action], viewport: Size) -> str:
     """A reply that `parse` reads back: one action, or a click with the type or answer with the stop that belongs to it.
 
@@ -152,7 +213,11 @@ def write(operation: str, actions: Sequence[Action], viewport: Size) -> str:
     """
     point, value = [-100, -100], "None"
     last = actions[-1]
-    if [a.kind for a in actions] == ["click", "type"] or last.kind in ("click", "select", "scroll") and last.x is not None:
+    if (
+        [a.kind for a in actions] == ["click", "type"]
+        or last.kind in ("click", "select", "scroll")
+        and last.x is not None
+    ):
         point = list(to_grid((actions[0].x, actions[0].y), GRID, viewport))
     match [a.kind for a in actions]:
         case ["click"] if (last.button, last.count) == ("left", 1):
@@ -161,11 +226,17 @@ def write(operation: str, actions: Sequence[Action], viewport: Size) -> str:
             kind, value = "Select", last.option
         case ["type"] | ["click", "type"] if last.clear:
             kind, value = "Write", last.text + "\n" * last.submit
-        case ["key"] if last.times == 1 and last.how == ("chord" if len(last.keys) > 1 else "sequence"):
+        case ["key"] if last.times == 1 and last.how == (
+            "chord" if len(last.keys) > 1 else "sequence"
+        ):
             kind, value = "KeyboardPress", "+".join(last.keys)
         case ["scroll"] if not last.dx or not last.dy:
             kind = "Scroll"
-            value = ("right" if last.dx > 0 else "left") if last.dx else ("down" if last.dy > 0 else "up")
+            value = (
+                ("right" if last.dx > 0 else "left")
+                if last.dx
+                else ("down" if last.dy > 0 else "up")
+            )
         case ["wait"]:
             kind, value = "Wait", f"{last.seconds:g}"
         case ["back"]:
@@ -181,5 +252,7 @@ def write(operation: str, actions: Sequence[Action], viewport: Size) -> str:
         case _:
             raise ValueError(f"GUI-Libra has no reply for {actions}")
     said = {"action_description": operation, "action_type": kind, "value": value, "point_2d": point}
-    text = json.dumps(said, ensure_ascii=False).replace("</", r"<\/")          # never the closing tag within
+    text = json.dumps(said, ensure_ascii=False).replace(
+        "</", r"<\/"
+    )  # never the closing tag within
     return f"<answer>\n{text}\n</answer>"

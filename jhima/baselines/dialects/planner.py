@@ -4,6 +4,7 @@ The planner writes a comment that describes the target, then one call; where the
 are not used: the comment goes to a grounder. Two public forms are read: ScaleCUA's (a Python fence with both lines)
 and MacOSArena's (one line of pyautogui, or WAIT, DONE, FAIL).
 """
+
 from __future__ import annotations
 
 import re
@@ -14,11 +15,14 @@ from jhima.actions import Action, Turn, call_action, format_call, known, turn_of
 from jhima.coordinates import Size
 from jhima.reply_reader import MAX_REPLY, Arguments, Bad, calls, on_page, plain
 
-GROUND = "\n<ground>"           # between a planner's reply and its grounder's, in the reply of the two
+GROUND = "\n<ground>"  # between a planner's reply and its grounder's, in the reply of the two
 
 
-WORDS = {"DONE": Action("stop", status="success"), "FAIL": Action("stop", status="failure"),
-         "WAIT": Action("wait", seconds=3.0)}
+WORDS = {
+    "DONE": Action("stop", status="success"),
+    "FAIL": Action("stop", status="failure"),
+    "WAIT": Action("wait", seconds=3.0),
+}
 
 
 _FENCE = re.compile(r"```[ \t]*(?:python|py)?[ \t]*\n?(.*?)(?:```|$)", re.DOTALL)
@@ -35,26 +39,34 @@ def parse_plan(reply: str, viewport: Size) -> Turn:
     if fence is None:
         warnings.append("no code fence")
     found = list(calls(block, known, warnings))
-    comments = [line.strip().lstrip("# ").strip() for line in block.splitlines() if line.strip().startswith("#")]
+    comments = [
+        line.strip().lstrip("# ").strip()
+        for line in block.splitlines()
+        if line.strip().startswith("#")
+    ]
     description = comments[0] if comments else ""
     if len(found) > 1:
         warnings.append("extra_actions: only the first is done")
 
     def act(name: str, arguments: Arguments) -> list[Action]:
         positional, given = arguments
-        if name == "swipe":                     # its points would be the planner's own pixels
+        if name == "swipe":  # its points would be the planner's own pixels
             given = {k: v for k, v in given.items() if k not in ("fromcoord", "tocoord")}
         action = call_action(name, (positional, given), lambda _: (0.0, 0.0), viewport)
         if action.kind == "type":
             action = replace(action, clear=False)
         if action.x is None and action.to is None:
             return [action]
-        target = description or plain(given.get("element", given.get("description", given.get("target"))))
+        target = description or plain(
+            given.get("element", given.get("description", given.get("target")))
+        )
         if not target:
             raise Bad("no_description", "a point, and no words for it")
         return [replace(action, x=None, y=None, to=None, target=target)]
 
-    return turn_of(found[:1], act, block, warnings, reply[:fence.start()] if fence else "", description)
+    return turn_of(
+        found[:1], act, block, warnings, reply[: fence.start()] if fence else "", description
+    )
 
 
 # ---- grounders ----
@@ -63,10 +75,14 @@ def parse_plan(reply: str, viewport: Size) -> Turn:
 _N = r"[+-]?[\d.]+"
 
 
-_XY = re.compile(rf"\bx\s*=\s*({_N})\W{{1,9}}y\s*=\s*({_N})|\by\s*=\s*({_N})\W{{1,9}}x\s*=\s*({_N})", re.I)
+_XY = re.compile(
+    rf"\bx\s*=\s*({_N})\W{{1,9}}y\s*=\s*({_N})|\by\s*=\s*({_N})\W{{1,9}}x\s*=\s*({_N})", re.I
+)
 
 
-_GROUP = re.compile(rf"[(\[>]\s*((?:{_N}[\s,]+){{1,3}}{_N})\s*[)\]<](?:\s{{0,3}},?\s{{0,3}}[(\[]\s*({_N}[\s,]+{_N})\s*[)\]])?")
+_GROUP = re.compile(
+    rf"[(\[>]\s*((?:{_N}[\s,]+){{1,3}}{_N})\s*[)\]<](?:\s{{0,3}},?\s{{0,3}}[(\[]\s*({_N}[\s,]+{_N})\s*[)\]])?"
+)
 
 
 def parse_point(reply: str, grid: Size, viewport: Size, fractions: bool = False) -> Turn:
@@ -101,9 +117,18 @@ def parse_grounded(reply: str, grid: Size, viewport: Size, fractions: bool = Fal
     pointer = parse_point(grounded, grid, viewport, fractions)
     warnings = turn.warnings + pointer.warnings
     if pointer.error:
-        return replace(turn, actions=(), error="no_target" if pointer.error == "empty" else pointer.error, warnings=warnings)
+        return replace(
+            turn,
+            actions=(),
+            error="no_target" if pointer.error == "empty" else pointer.error,
+            warnings=warnings,
+        )
     action, at = turn.actions[0], pointer.actions[0]
-    done = replace(action, to=(at.x, at.y)) if action.kind == "drag" else replace(action, x=at.x, y=at.y)
+    done = (
+        replace(action, to=(at.x, at.y))
+        if action.kind == "drag"
+        else replace(action, x=at.x, y=at.y)
+    )
     return replace(turn, actions=(done,), warnings=warnings)
 
 
@@ -111,5 +136,11 @@ def write_plan(operation: str, actions: Sequence[Action], viewport: Size) -> str
     """A planner's reply that `parse_plan` reads back; a point becomes its target. Raises ValueError."""
     (action,) = actions
     if action.target:
-        action = replace(action, to=(0.0, 0.0)) if action.kind == "drag" else replace(action, x=0.0, y=0.0)
-    return f"```python\n# {action.target or operation}\n{format_call(action, viewport, viewport)}\n```"
+        action = (
+            replace(action, to=(0.0, 0.0))
+            if action.kind == "drag"
+            else replace(action, x=0.0, y=0.0)
+        )
+    return (
+        f"```python\n# {action.target or operation}\n{format_call(action, viewport, viewport)}\n```"
+    )

@@ -3,6 +3,7 @@
 UI-TARS-1.5 names pixels of its resized image, UI-TARS-72B-DPO thousandths of the screenshot; the rest is one grammar.
 Published readers lose replies to quotes, line breaks and box tokens; tests/baselines/test_dialects.py has one of each.
 """
+
 from __future__ import annotations
 
 import re
@@ -24,19 +25,45 @@ from jhima.reply_reader import (
     typed,
 )
 
-STEP = 500.0            # CSS pixels a scroll moves, as the browser operator of UI-TARS-desktop does
+STEP = 500.0  # CSS pixels a scroll moves, as the browser operator of UI-TARS-desktop does
 
 
 POSITIONAL = {
-    "click": ("startbox",), "leftdouble": ("startbox",), "rightsingle": ("startbox",), "hover": ("startbox",),
-    "drag": ("startbox", "endbox"), "select": ("startbox", "endbox"), "scroll": ("startbox", "direction", "amount"),
-    "hotkey": ("key",), "press": ("key",), "release": ("key",), "type": ("content", "startbox"), "wait": ("seconds",),
-    "finished": ("content",), "errorenv": ("content",), "calluser": ("content",), "navigate": ("url",), "navigateback": ()}
+    "click": ("startbox",),
+    "leftdouble": ("startbox",),
+    "rightsingle": ("startbox",),
+    "hover": ("startbox",),
+    "drag": ("startbox", "endbox"),
+    "select": ("startbox", "endbox"),
+    "scroll": ("startbox", "direction", "amount"),
+    "hotkey": ("key",),
+    "press": ("key",),
+    "release": ("key",),
+    "type": ("content", "startbox"),
+    "wait": ("seconds",),
+    "finished": ("content",),
+    "errorenv": ("content",),
+    "calluser": ("content",),
+    "navigate": ("url",),
+    "navigateback": (),
+}
 
 
-ALIASES = {"leftsingle": "click", "leftclick": "click", "doubleclick": "leftdouble", "rightclick": "rightsingle",
-           "moveto": "hover", "swipe": "drag", "keydown": "press", "keyup": "release", "goto": "navigate",
-           "openurl": "navigate", "goback": "navigateback", "pressback": "navigateback", "back": "navigateback"}
+ALIASES = {
+    "leftsingle": "click",
+    "leftclick": "click",
+    "doubleclick": "leftdouble",
+    "rightclick": "rightsingle",
+    "moveto": "hover",
+    "swipe": "drag",
+    "keydown": "press",
+    "keyup": "release",
+    "goto": "navigate",
+    "openurl": "navigate",
+    "goback": "navigateback",
+    "pressback": "navigateback",
+    "back": "navigateback",
+}
 
 
 _MARKER = re.compile(r"Action\s*[:：]\s*")
@@ -56,22 +83,34 @@ def parse(reply: str, grid: tuple[float, float], viewport: Size) -> Turn:
     """
     reply = plain(reply)[:MAX_REPLY]
     warnings: list[str] = []
-    starts = [m for m in _MARKER.finditer(reply) if (call := _FIRST.match(reply, m.end())) and known(fold(call[1]))]
+    starts = [
+        m
+        for m in _MARKER.finditer(reply)
+        if (call := _FIRST.match(reply, m.end())) and known(fold(call[1]))
+    ]
     marker = starts[0] if starts else next(_MARKER.finditer(reply), None)
     if marker is None:
         warnings.append("no Action:")
-    before, block = (reply[:marker.start()], reply[marker.end():]) if marker else ("", reply)
+    before, block = (reply[: marker.start()], reply[marker.end() :]) if marker else ("", reply)
     thought, *summary = re.split(r"Action_Summary\s*[:：]", before, maxsplit=1)
     thought = re.sub(r"^[\s`]*(?:Thought|Reflection)\s*[:：]\s*", "", thought)
     place = on_page(grid, viewport, warnings)
-    return turn_of(calls(block, known, warnings), lambda name, given: _actions(name, given, place), block, warnings,
-                   thought, summary[0] if summary else "")
+    return turn_of(
+        calls(block, known, warnings),
+        lambda name, given: _actions(name, given, place),
+        block,
+        warnings,
+        thought,
+        summary[0] if summary else "",
+    )
 
 
 def _actions(name: str, arguments: Arguments, place: Callable) -> list[Action]:
     name = ALIASES.get(name, name)
     positional, given = arguments
-    if len(positional) >= 2 and all(isinstance(v, (int, float)) for v in positional[:2]):     # click(640, 364)
+    if len(positional) >= 2 and all(
+        isinstance(v, (int, float)) for v in positional[:2]
+    ):  # click(640, 364)
         positional = [positional[:2], *positional[2:]]
     given = dict(zip(POSITIONAL[name], positional)) | given
     start = given.get("startbox", given.get("point", given.get("startpoint", given.get("box"))))
@@ -84,8 +123,14 @@ def _actions(name: str, arguments: Arguments, place: Callable) -> list[Action]:
         name = "drag" if end is not None else "click"
     match name:
         case "click" | "leftdouble" | "rightsingle":
-            return [Action("click", *place(start), count=2 if name == "leftdouble" else 1,
-                           button="right" if name == "rightsingle" else "left")]
+            return [
+                Action(
+                    "click",
+                    *place(start),
+                    count=2 if name == "leftdouble" else 1,
+                    button="right" if name == "rightsingle" else "left",
+                )
+            ]
         case "hover":
             return [Action("hover", *place(start))]
         case "drag":
@@ -106,7 +151,12 @@ def _actions(name: str, arguments: Arguments, place: Callable) -> list[Action]:
             first = [Action("click", *place(start))] if start is not None else []
             return [*first, Action("type", text=text, clear=False, submit=submit)]
         case "wait":
-            return [Action("wait", seconds=min(10.0, max(0.0, number(given.get("seconds", given.get("time", 5))))))]
+            return [
+                Action(
+                    "wait",
+                    seconds=min(10.0, max(0.0, number(given.get("seconds", given.get("time", 5))))),
+                )
+            ]
         case "navigate":
             return [Action("goto", text=plain(given.get("url", said)))]
         case "navigateback":
@@ -122,7 +172,10 @@ def _actions(name: str, arguments: Arguments, place: Callable) -> list[Action]:
 
 # ---- writing ----
 
-def write(operation: str, actions: Sequence[Action], grid: tuple[float, float], viewport: Size) -> str:
+
+def write(
+    operation: str, actions: Sequence[Action], grid: tuple[float, float], viewport: Size
+) -> str:
     """A reply that `parse` reads back. Raises ValueError for an action that the dialect lacks.
 
     >>> write("Search.", [Action("click", 640, 360), Action("wait", seconds=5)], (1288, 728), (1280, 720))
@@ -145,7 +198,13 @@ def _call(action: Action, grid: tuple[float, float], viewport: Size) -> str:
 
     match action.kind:
         case "click" if (action.button, action.count) in (("left", 1), ("left", 2), ("right", 1)):
-            name = "right_single" if action.button == "right" else "left_double" if action.count == 2 else "click"
+            name = (
+                "right_single"
+                if action.button == "right"
+                else "left_double"
+                if action.count == 2
+                else "click"
+            )
             return f"{name}(start_box={box(action.x, action.y)})"
         case "hover":
             return f"hover(start_box={box(action.x, action.y)})"
@@ -153,7 +212,11 @@ def _call(action: Action, grid: tuple[float, float], viewport: Size) -> str:
             return f"drag(start_box={box(action.x, action.y)}, end_box={box(*action.to)})"
         case "scroll" if not (action.dx and action.dy):
             start = f"start_box={box(action.x, action.y)}, " if action.x is not None else ""
-            way = ("right" if action.dx > 0 else "left") if action.dx else ("down" if action.dy > 0 else "up")
+            way = (
+                ("right" if action.dx > 0 else "left")
+                if action.dx
+                else ("down" if action.dy > 0 else "up")
+            )
             amount = abs(action.dx or action.dy)
             return f"scroll({start}direction='{way}'{'' if amount == STEP else f', amount={amount:g}'})"
         case "type" if not action.clear:
@@ -170,6 +233,10 @@ def _call(action: Action, grid: tuple[float, float], viewport: Size) -> str:
         case "ask":
             return f"call_user(content={quote(action.text)})" if action.text else "call_user()"
         case "stop":
-            return "finished()" if action.status == "success" else f"error_env(content={quote(action.text)})"
+            return (
+                "finished()"
+                if action.status == "success"
+                else f"error_env(content={quote(action.text)})"
+            )
         case _:
             raise ValueError(f"UI-TARS has no call for {action}")

@@ -1,4 +1,5 @@
 """The oracle at work in a real browser: proof that every task can be solved, and the demonstrations for SFT."""
+
 from __future__ import annotations
 
 import asyncio
@@ -24,7 +25,7 @@ from jhima.pocket.teacher import MODEL, serve_teacher
 from jhima.rollout import Act, describe, episode
 from jhima.webarena.judge import Judge
 
-STEPS = 30       # more than any oracle needs
+STEPS = 30  # more than any oracle needs
 
 
 @asynccontextmanager
@@ -35,8 +36,11 @@ async def environment(full: bool, concurrency: int) -> AsyncIterator[Environment
             yield Environment(arena, browsers, Judge(url, MODEL, None), concurrency=concurrency)
 
 
-async def play_all(env: Environment, jobs: list[tuple[Task, Act]], bar: tqdm, done: Callable[[Task, Episode], None]) -> None:
+async def play_all(
+    env: Environment, jobs: list[tuple[Task, Act]], bar: tqdm, done: Callable[[Task, Episode], None]
+) -> None:
     """Plays one episode a job, all at once (the environment bounds how many run), handing each over as it ends."""
+
     async def one(task: Task, act: Act) -> None:
         done(task, await episode(env, task, 0, 0, lambda _attempt: act, STEPS))
         bar.update()
@@ -56,7 +60,9 @@ async def check(names: list[str], limit: int | None, full: bool, concurrency: in
         solved[task.sites[0]] += e.reward == 1
         if e.reward != 1:
             reasons = e.failure or [c for c in e.checks if not c["passed"]]
-            wrong.append(f"{task.id}: not solved: {task.intent!r}: {reasons}; did: {[s.turn.operation for s in e.steps]}")
+            wrong.append(
+                f"{task.id}: not solved: {task.intent!r}: {reasons}; did: {[s.turn.operation for s in e.steps]}"
+            )
 
     def by_idler(task: Task, e: Episode) -> None:
         idled[task.sites[0]] += e.reward == 1
@@ -65,17 +71,23 @@ async def check(names: list[str], limit: int | None, full: bool, concurrency: in
 
     async with environment(full, concurrency) as env:
         with tqdm(total=2 * len(tasks), desc="check", unit="episode") as bar:
-            await play_all(env, [(task, oracle(solutions()[task.intent])) for task in tasks], bar, by_oracle)
+            await play_all(
+                env, [(task, oracle(solutions()[task.intent])) for task in tasks], bar, by_oracle
+            )
             await play_all(env, [(task, idle) for task in tasks], bar, by_idler)
     total = Counter(task.sites[0] for task in tasks)
     for site in total:
-        print(f"{site:15} {total[site]:4} tasks   solved by the oracle {solved[site]:4}   by doing nothing {idled[site]:4}")
+        print(
+            f"{site:15} {total[site]:4} tasks   solved by the oracle {solved[site]:4}   by doing nothing {idled[site]:4}"
+        )
     print(*wrong, sep="\n", end="\n" if wrong else "")
     print(f"{len(tasks)} tasks, {len(wrong)} wrong")
     return len(wrong)
 
 
-async def record(out: Path, names: list[str], limit: int | None, full: bool, concurrency: int) -> None:
+async def record(
+    out: Path, names: list[str], limit: int | None, full: bool, concurrency: int
+) -> None:
     """Writes the oracle's episodes of the named task lists to `out`: images/, steps.jsonl and meta.json.
 
     A run that was stopped goes on where it was: tasks whose last line is there are not played again.
@@ -86,30 +98,59 @@ async def record(out: Path, names: list[str], limit: int | None, full: bool, con
     recorded = _recorded(steps)
     todo = [task for task in tasks if task.id not in recorded]
     with steps.open("a", encoding="utf-8") as lines:
+
         def save(task: Task, e: Episode) -> None:
             if e.reward != 1:
-                raise RuntimeError(f"{task.id}: the oracle did not solve {task.intent!r}: {e.failure or e.checks}")
+                raise RuntimeError(
+                    f"{task.id}: the oracle did not solve {task.intent!r}: {e.failure or e.checks}"
+                )
             (out / "images" / task.id).mkdir(parents=True, exist_ok=True)
             rows, operations = [], []
             for number, step in enumerate(e.steps):
                 image = f"{task.id}/{number:02d}.png"
                 (out / "images" / image).write_bytes(step.screenshot)
                 viewport = (step.width, step.height)
-                calls = [to_fractions(format_call(action, smart_resize(*viewport), viewport), *viewport)
-                         for action in step.turn.actions]
-                rows.append(write_step(image, *viewport, task.intent, operations, format_reply(step.turn.operation, calls)))
+                calls = [
+                    to_fractions(format_call(action, smart_resize(*viewport), viewport), *viewport)
+                    for action in step.turn.actions
+                ]
+                rows.append(
+                    write_step(
+                        image,
+                        *viewport,
+                        task.intent,
+                        operations,
+                        format_reply(step.turn.operation, calls),
+                    )
+                )
                 operations.append(describe(step.turn, viewport))
             lines.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
             lines.flush()
 
         async with environment(full, concurrency) as env:
             with tqdm(total=len(todo), desc="demos", unit="episode") as bar:
-                await play_all(env, [(task, oracle(solutions()[task.intent])) for task in todo], bar, save)
-    rows = sorted(steps.read_text("utf-8").splitlines(keepends=True), key=lambda line: json.loads(line)["image"])
-    steps.with_suffix(".part").write_text("".join(rows), "utf-8")      # in task order, not in the order they ended
+                await play_all(
+                    env, [(task, oracle(solutions()[task.intent])) for task in todo], bar, save
+                )
+    rows = sorted(
+        steps.read_text("utf-8").splitlines(keepends=True),
+        key=lambda line: json.loads(line)["image"],
+    )
+    steps.with_suffix(".part").write_text(
+        "".join(rows), "utf-8"
+    )  # in task order, not in the order they ended
     steps.with_suffix(".part").replace(steps)
-    meta = {"pocket_web_navigation": {"root": "images", "annotation": "steps.jsonl", "data_augment": False, "repeat_time": 1,
-                                      "conv_style": "internvl2_5_web_navigation_v1", "max_dynamic_patch": 12, "length": len(rows)}}
+    meta = {
+        "pocket_web_navigation": {
+            "root": "images",
+            "annotation": "steps.jsonl",
+            "data_augment": False,
+            "repeat_time": 1,
+            "conv_style": "internvl2_5_web_navigation_v1",
+            "max_dynamic_patch": 12,
+            "length": len(rows),
+        }
+    }
     (out / "meta.json").write_text(json.dumps(meta, indent=1), "utf-8")
     print(f"{out}/meta.json: {len(tasks)} trajectories, {len(rows)} steps")
 
@@ -126,5 +167,7 @@ def _recorded(steps: Path) -> set[str]:
         row = json.loads(line)
         if "terminate(" in row["conversations"][1]["value"]:
             ids.add(row["image"].split("/")[0])
-    steps.write_text("".join(line for line in whole if json.loads(line)["image"].split("/")[0] in ids), "utf-8")
+    steps.write_text(
+        "".join(line for line in whole if json.loads(line)["image"].split("/")[0] in ids), "utf-8"
+    )
     return ids

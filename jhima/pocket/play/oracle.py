@@ -3,6 +3,7 @@
 It is an actor like any other to the rollout loop: it looks at the page, and replies in the actor's grammar. It reads
 the page's elements instead of pixels to know where to click; it never touches the page but through its reply.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ ELEMENTS = """() => {
 @dataclass(frozen=True)
 class Element:
     """A labelled element of a page and its box in CSS pixels of the viewport."""
+
     label: str
     field: bool
     x: float
@@ -90,6 +92,7 @@ def oracle(solution: Solution) -> Act:
             case Answer(text):
                 actions = [Action("answer", text=text), Action("stop", status="success")]
         return _say(operation(move), actions, size)
+
     return act
 
 

@@ -3,6 +3,7 @@
 Joint training can only help where a better plan makes success likelier, so this is measured, on tasks that take many
 moves. A wrong plan is the oracle's for another task of the same site.
 """
+
 from __future__ import annotations
 
 import asyncio
@@ -35,13 +36,27 @@ def plans_of(tasks: list[Task], rng: random.Random) -> list[dict[str, list[str]]
     titles = {task.id: [g.title for g in solutions()[task.intent].plan] for task in tasks}
     found = []
     for task in tasks:
-        others = [titles[t.id] for t in tasks if t.sites == task.sites and titles[t.id] != titles[task.id]]
-        found.append({"oracle": titles[task.id], "empty": [], "wrong": rng.choice(others) if others else []})
+        others = [
+            titles[t.id] for t in tasks if t.sites == task.sites and titles[t.id] != titles[task.id]
+        ]
+        found.append(
+            {"oracle": titles[task.id], "empty": [], "wrong": rng.choice(others) if others else []}
+        )
     return found
 
 
-async def compare(actor: Path, adapter: Path | None, names: list[str], shortest: int, limit: int | None, full: bool,
-                  concurrency: int, T: int, tokens: int, seed: int) -> None:
+async def compare(
+    actor: Path,
+    adapter: Path | None,
+    names: list[str],
+    shortest: int,
+    limit: int | None,
+    full: bool,
+    concurrency: int,
+    T: int,
+    tokens: int,
+    seed: int,
+) -> None:
     """Plays every task of at least `shortest` moves once under each plan at temperature 0; prints success and the
     difference that the oracle's plan makes, with 95 % bootstrap intervals over tasks (paired)."""
     tasks = [task for name in names for task in load_tasks(name) if moves(task) >= shortest][:limit]
@@ -55,10 +70,17 @@ async def compare(actor: Path, adapter: Path | None, names: list[str], shortest:
 
     async with environment(full, concurrency) as env:
         with tqdm(total=len(KINDS) * len(tasks), desc="plans", unit="episode") as bar:
+
             async def one(at: int, kind: str, titles: list[str]) -> None:
                 plan = Plan("", titles)
                 e: Episode = await episode(
-                    env, tasks[at], 0, 0, lambda n: actor_policy(agents, tasks[at], plan, how, 0, 0, n), T)
+                    env,
+                    tasks[at],
+                    0,
+                    0,
+                    lambda n: actor_policy(agents, tasks[at], plan, how, 0, 0, n),
+                    T,
+                )
                 won[kind][at] = np.nan if e.reward is None else e.reward
                 bar.update()
 
@@ -79,5 +101,7 @@ def interval(values: np.ndarray) -> str:
     known = values[~np.isnan(values)]
     if len(known) < 2 or np.ptp(known) == 0:
         return f"{100 * known.mean():.1f}" if len(known) else "none was scored"
-    found = bootstrap((known,), np.mean, method="percentile", rng=np.random.default_rng(0)).confidence_interval
+    found = bootstrap(
+        (known,), np.mean, method="percentile", rng=np.random.default_rng(0)
+    ).confidence_interval
     return f"{100 * known.mean():.1f} [{100 * found.low:.1f}, {100 * found.high:.1f}]"

@@ -1,4 +1,5 @@
 """What the pocket models read and write, as text: the corpus of their tokenizer."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -13,7 +14,9 @@ def corpus() -> Iterator[str]:
     """Every intent, plan, operation and reply form of the arena."""
     for intent, solution in solutions().items():
         plan = [subtask.title for subtask in solution.plan]
-        yield PROMPTS.decomposer(intent, b"").user + "\n".join(f"{n}. {title}" for n, title in enumerate(plan, 1))
+        yield PROMPTS.decomposer(intent, b"").user + "\n".join(
+            f"{n}. {title}" for n, title in enumerate(plan, 1)
+        )
         operations: list[str] = []
         for move in (move for subtask in solution.plan for move in subtask.moves):
             at = f"click(x={len(operations) * 56 % VIEWPORT}, y={len(operations) * 28 + 14})"
@@ -25,7 +28,10 @@ def corpus() -> Iterator[str]:
                 case Press(key):
                     operation, calls = f"Press {key}", [f"press(keys={key!r})"]
                 case Answer(text):
-                    operation, calls = f"Answer {text}", [f"response(answer={text!r})", "terminate(status='success')"]
+                    operation, calls = (
+                        f"Answer {text}",
+                        [f"response(answer={text!r})", "terminate(status='success')"],
+                    )
             yield PROMPTS.actor(intent, plan, operations, b"").user + format_reply(operation, calls)
             operations.append(operation)
         yield format_reply("Finish", ["terminate(status='success')"])

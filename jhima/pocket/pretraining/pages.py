@@ -5,6 +5,7 @@ least, and keeps every distinct screenshot with the text and box of each row and
 keeps a scrambled twin: the same layout with words from anywhere in the arena in every place. On real pages a label has
 its place, and a model that remembers places scores well without reading; on scrambled ones only reading helps.
 """
+
 from __future__ import annotations
 
 import asyncio
@@ -66,6 +67,7 @@ SCRAMBLE = """words => {
 @dataclass
 class Walk:
     """What the walkers share: where pictures go, which are known, how often each label was clicked, and all words."""
+
     out: Path
     known: set[str]
     typed: list[str]
@@ -77,13 +79,25 @@ async def collect(out: Path, count: int, concurrency: int, seed: int) -> None:
     """Adds pages to `out` until it holds `count`: images/<hash>.png, and a line each in pages.jsonl."""
     (out / "images").mkdir(parents=True, exist_ok=True)
     path = out / "pages.jsonl"
-    known = {json.loads(line)["image"] for line in path.read_text("utf-8").splitlines()} if path.exists() else set()
+    known = (
+        {json.loads(line)["image"] for line in path.read_text("utf-8").splitlines()}
+        if path.exists()
+        else set()
+    )
     moves = [move for s in solutions().values() for g in s.plan for move in g.moves]
-    walk = Walk(out, known, sorted({m.text for m in moves if isinstance(m, Write)}),
-                words={m.label for m in moves if isinstance(m, (Click, Write))})
+    walk = Walk(
+        out,
+        known,
+        sorted({m.text for m in moves if isinstance(m, Write)}),
+        words={m.label for m in moves if isinstance(m, (Click, Write))},
+    )
     rng = random.Random(f"{seed}/{len(known)}")
 
-    with path.open("a", encoding="utf-8") as lines, tqdm(total=count, initial=len(known), desc="pages", unit="page") as bar:
+    with (
+        path.open("a", encoding="utf-8") as lines,
+        tqdm(total=count, initial=len(known), desc="pages", unit="page") as bar,
+    ):
+
         def keep(found: dict | None) -> None:
             if found:
                 lines.write(json.dumps(found, ensure_ascii=False) + "\n")
@@ -91,15 +105,23 @@ async def collect(out: Path, count: int, concurrency: int, seed: int) -> None:
                 bar.update()
 
         async def go(site: str, choose: random.Random) -> None:
-            async with env.start(Task("walk", (site,), f"__{site.upper()}__", "", {})) as (_, session):
+            async with env.start(Task("walk", (site,), f"__{site.upper()}__", "", {})) as (
+                _,
+                session,
+            ):
                 for _ in range(40):
                     page = await snapshot(session, walk)
                     keep(page)
                     action = choose_action(await elements(session), session, choose, walk)
                     if page:
-                        walk.words |= {row["text"] for row in page["rows"] if len(row["text"]) <= 20}
+                        walk.words |= {
+                            row["text"] for row in page["rows"] if len(row["text"]) <= 20
+                        }
                         if choose.random() < 0.6:
-                            await session.page.evaluate(SCRAMBLE, choose.sample(sorted(walk.words), min(200, len(walk.words))))
+                            await session.page.evaluate(
+                                SCRAMBLE,
+                                choose.sample(sorted(walk.words), min(200, len(walk.words))),
+                            )
                             keep(await snapshot(session, walk, scrambled=True))
                             await session.page.evaluate("unscramble()")
                     if len(known) >= count or not action:
@@ -108,12 +130,14 @@ async def collect(out: Path, count: int, concurrency: int, seed: int) -> None:
                         await session.perform(step)
 
         async with environment(False, concurrency) as env:
+
             async def keep_walking() -> None:
                 while len(known) < count:
                     try:
                         await go(rng.choice(SITES), random.Random(rng.random()))
                     except EnvironmentFailure as failure:
                         env.count(failure)
+
             async with asyncio.TaskGroup() as group:
                 for _ in range(concurrency):
                     group.create_task(keep_walking())
@@ -127,18 +151,32 @@ async def snapshot(session: Session, walk: Walk, scrambled: bool = False) -> dic
         return None
     walk.known.add(name)
     rows = sorted(await session.page.evaluate(ROWS), key=lambda row: (round(row["y"]), row["x"]))
-    marks = [vars(e) for e in await elements(session) if 0 < e.centre[0] < seen.width and 0 < e.centre[1] < seen.height]
+    marks = [
+        vars(e)
+        for e in await elements(session)
+        if 0 < e.centre[0] < seen.width and 0 < e.centre[1] < seen.height
+    ]
     (walk.out / "images" / name).write_bytes(seen.png)
-    return {"image": name, "url": seen.url, "title": await session.page.title(), "scrambled": scrambled, "rows": rows,
-            "elements": marks}
+    return {
+        "image": name,
+        "url": seen.url,
+        "title": await session.page.title(),
+        "scrambled": scrambled,
+        "rows": rows,
+        "elements": marks,
+    }
 
 
-def choose_action(visible: list[Element], session: Session, choose: random.Random, walk: Walk) -> list[Action]:
+def choose_action(
+    visible: list[Element], session: Session, choose: random.Random, walk: Walk
+) -> list[Action]:
     """What a walker does next, by chance; nothing where a page has no elements."""
     if not visible:
         return []
     site = session.page.url.split("/")[2]
-    e = min(choose.sample(visible, min(3, len(visible))), key=lambda e: walk.visits[f"{site}/{e.label}"])
+    e = min(
+        choose.sample(visible, min(3, len(visible))), key=lambda e: walk.visits[f"{site}/{e.label}"]
+    )
     walk.visits[f"{site}/{e.label}"] += 1
     x, y = e.centre
     if not 0 <= y < session.height:

@@ -1,4 +1,5 @@
 """Data of the map site: places of one small town, and what a visitor can change."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ class Place:
     phone: str
     hours: str
     stars: str
-    at: tuple[int, int]                    # position in km on the town's grid
+    at: tuple[int, int]  # position in km on the town's grid
     notes: list[str] = field(default_factory=list)
 
 
@@ -48,10 +49,26 @@ _ROWS = [
 ]
 # Only in full worlds, where lists are longer than a screen.
 _MORE = [
-    (f"{street} {what}", kind, f"{10 + i} {street} Street", f"555-{60 + i}", "9 to 18", f"3.{i % 10}", i % 10, (3 * i) % 10)
+    (
+        f"{street} {what}",
+        kind,
+        f"{10 + i} {street} Street",
+        f"555-{60 + i}",
+        "9 to 18",
+        f"3.{i % 10}",
+        i % 10,
+        (3 * i) % 10,
+    )
     for i, (street, what, kind) in enumerate(
-        (s, w, k) for s in ("Oak", "Elm", "Pine", "Birch", "Cedar") for w, k in
-        (("Gallery", "Sights"), ("Bistro", "Food"), ("Garage", "Travel"), ("Clinic", "Services")))
+        (s, w, k)
+        for s in ("Oak", "Elm", "Pine", "Birch", "Cedar")
+        for w, k in (
+            ("Gallery", "Sights"),
+            ("Bistro", "Food"),
+            ("Garage", "Travel"),
+            ("Clinic", "Services"),
+        )
+    )
 ]
 
 

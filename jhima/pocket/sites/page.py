@@ -5,6 +5,7 @@ grid, the size of one Qwen2.5-VL vision token, in large type: a tiny model can l
 viewport the same HTML is an ordinary page. All text passes through markupsafe, so nothing that a user or an
 agent typed into a site becomes markup.
 """
+
 from __future__ import annotations
 
 from zlib import crc32
@@ -30,7 +31,9 @@ def page(title: str, *rows: Markup, notice: str = "") -> str:
     """
     site = g.site
     hue = crc32(f"{site}/{title}".encode()) % 24 * 15
-    nav = Markup("").join(Markup('<a href="{}">{}</a>').format(href, label) for label, href in NAVIGATION[site])
+    nav = Markup("").join(
+        Markup('<a href="{}">{}</a>').format(href, label) for label, href in NAVIGATION[site]
+    )
     badge = Markup('<span class="notice">{}</span>').format(notice) if notice else ""
     return Markup(
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title} - {name}</title>'
@@ -38,8 +41,16 @@ def page(title: str, *rows: Markup, notice: str = "") -> str:
         '<link rel="stylesheet" href="/_pocket/style.css"></head><body class="{site}">'
         '<header><a class="home" href="{home}">{name}</a><nav>{nav}</nav></header>'
         '<h1 style="--hue:{hue}">{title}{badge}</h1><main>{rows}</main></body></html>'
-    ).format(title=title, name=NAMES[site], site=site, home=HOMES[site], nav=nav, hue=hue, badge=badge,
-             rows=Markup("").join(rows))
+    ).format(
+        title=title,
+        name=NAMES[site],
+        site=site,
+        home=HOMES[site],
+        nav=nav,
+        hue=hue,
+        badge=badge,
+        rows=Markup("").join(rows),
+    )
 
 
 def link(label: str, href: str) -> Markup:
@@ -53,34 +64,53 @@ def text(line: str, cls: str = "") -> Markup:
 
 def pair(label: str, value: object, cls: str = "") -> Markup:
     """A label and its value, e.g. Price and $12."""
-    return Markup('<p class="row pair"><span>{}</span><b class="{}">{}</b></p>').format(label, cls, value)
+    return Markup('<p class="row pair"><span>{}</span><b class="{}">{}</b></p>').format(
+        label, cls, value
+    )
 
 
 def form(action: str, *rows: Markup, method: str = "post", **hidden: object) -> Markup:
-    inputs = Markup("").join(Markup('<input type="hidden" name="{}" value="{}">').format(k, v) for k, v in hidden.items())
-    return Markup('<form action="{}" method="{}">{}{}</form>').format(action, method, inputs, Markup("").join(rows))
+    inputs = Markup("").join(
+        Markup('<input type="hidden" name="{}" value="{}">').format(k, v) for k, v in hidden.items()
+    )
+    return Markup('<form action="{}" method="{}">{}{}</form>').format(
+        action, method, inputs, Markup("").join(rows)
+    )
 
 
-def field(label: str, name: str, value: object = "", kind: str = "text", **attributes: str) -> Markup:
+def field(
+    label: str, name: str, value: object = "", kind: str = "text", **attributes: str
+) -> Markup:
     """A labelled input; `kind` is an input type or "textarea". Further attributes (data_testid=...) are added."""
-    extra = Markup("").join(Markup(' {}="{}"').format(k.replace("_", "-"), v) for k, v in attributes.items())
+    extra = Markup("").join(
+        Markup(' {}="{}"').format(k.replace("_", "-"), v) for k, v in attributes.items()
+    )
     if kind == "textarea":
-        box = Markup('<textarea name="{}" title="{}"{}>{}</textarea>').format(name, label, extra, value)
+        box = Markup('<textarea name="{}" title="{}"{}>{}</textarea>').format(
+            name, label, extra, value
+        )
     else:
-        box = Markup('<input type="{}" name="{}" title="{}" value="{}" autocomplete="off"{}>').format(
-            kind, name, label, value, extra)
+        box = Markup(
+            '<input type="{}" name="{}" title="{}" value="{}" autocomplete="off"{}>'
+        ).format(kind, name, label, value, extra)
     return Markup('<label class="row field"><span>{}</span>{}</label>').format(label, box)
 
 
 def choice(name: str, options: list[str], selected: str = "") -> Markup:
     """A radio group: one row per pair of options, each a block that can be clicked anywhere."""
-    blocks = [Markup('<label class="option"><input type="radio" name="{}" value="{}"{}><span>{}</span></label>').format(
-        name, o, Markup(" checked") if o == selected else "", o) for o in options]
+    blocks = [
+        Markup(
+            '<label class="option"><input type="radio" name="{}" value="{}"{}><span>{}</span></label>'
+        ).format(name, o, Markup(" checked") if o == selected else "", o)
+        for o in options
+    ]
     return Markup('<div class="row options">{}</div>').format(Markup("").join(blocks))
 
 
 def button(label: str, **attributes: str) -> Markup:
-    extra = Markup("").join(Markup(' {}="{}"').format(k.replace("_", "-"), v) for k, v in attributes.items())
+    extra = Markup("").join(
+        Markup(' {}="{}"').format(k.replace("_", "-"), v) for k, v in attributes.items()
+    )
     return Markup('<button class="row"{}>{}</button>').format(extra, label)
 
 
@@ -91,7 +121,10 @@ def columns(left: Markup, right: Markup) -> Markup:
 
 def grid(items: list[Markup]) -> list[Markup]:
     """Short items, two to a row."""
-    return [columns(*items[i:i + 2], *[Markup("")] * (i + 2 - len(items))) for i in range(0, len(items), 2)]
+    return [
+        columns(*items[i : i + 2], *[Markup("")] * (i + 2 - len(items)))
+        for i in range(0, len(items), 2)
+    ]
 
 
 def block(cls: str, *rows: Markup) -> Markup:
@@ -99,4 +132,17 @@ def block(cls: str, *rows: Markup) -> Markup:
     return Markup('<div class="{}">{}</div>').format(cls, Markup("").join(rows))
 
 
-__all__ = ["page", "link", "text", "pair", "form", "field", "choice", "button", "columns", "grid", "block", "escape"]
+__all__ = [
+    "page",
+    "link",
+    "text",
+    "pair",
+    "form",
+    "field",
+    "choice",
+    "button",
+    "columns",
+    "grid",
+    "block",
+    "escape",
+]

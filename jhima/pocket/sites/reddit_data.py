@@ -1,4 +1,5 @@
 """Data of the forum site: boards, their posts and comments, users, and what the reader can change."""
+
 from __future__ import annotations
 
 import re
@@ -9,14 +10,14 @@ ME = "MarvelsGrantMan136"
 
 @dataclass
 class Post:
-    id: int                                # counts up, so newer posts have higher ids
+    id: int  # counts up, so newer posts have higher ids
     board: str
     title: str
     body: str
     author: str
-    others: int                            # votes of everybody else
-    comments: list[tuple[str, str]] = field(default_factory=list)      # (author, text), newest first
-    vote: int = 0                          # the reader's own: -1, 0 or 1
+    others: int  # votes of everybody else
+    comments: list[tuple[str, str]] = field(default_factory=list)  # (author, text), newest first
+    vote: int = 0  # the reader's own: -1, 0 or 1
 
     @property
     def votes(self) -> int:
@@ -31,21 +32,22 @@ class Post:
 @dataclass
 class Board:
     """One forum of the site, served at /f/<name>."""
+
     name: str
     about: str
     members: int
     subscribed: bool = False
-    mine: bool = False                     # made by the reader, who may then edit it
+    mine: bool = False  # made by the reader, who may then edit it
 
 
 @dataclass
 class Forum:
     boards: dict[str, Board]
     posts: dict[int, Post]
-    users: dict[str, str]                  # name -> biography
-    messages: dict[str, list[tuple[str, str]]]      # other user -> (author, text), oldest first
-    sort: str = "Hot"                      # preference: the order of a forum's first page
-    contact: str = "Everyone"              # preference: who may write messages to the reader
+    users: dict[str, str]  # name -> biography
+    messages: dict[str, list[tuple[str, str]]]  # other user -> (author, text), oldest first
+    sort: str = "Hot"  # preference: the order of a forum's first page
+    contact: str = "Everyone"  # preference: who may write messages to the reader
 
 
 SORTS = ("Hot", "New", "Top")
@@ -54,20 +56,39 @@ SORTS = ("Hot", "New", "Top")
 CONTACTS = ("Everyone", "Nobody")
 
 
-_USERS = {"anna": "I teach math", "ben": "I paint birds", "carl": "I fix bikes", "dora": "I bake bread",
-          "emil": "I sail boats", "fay": "I write code", "gus": "I grow roses", ME: "New here"}
+_USERS = {
+    "anna": "I teach math",
+    "ben": "I paint birds",
+    "carl": "I fix bikes",
+    "dora": "I bake bread",
+    "emil": "I sail boats",
+    "fay": "I write code",
+    "gus": "I grow roses",
+    ME: "New here",
+}
 
 
-_MESSAGES = {"anna": "Lunch at noon", "ben": "Call me soon", "carl": "Bring a map", "dora": "Tea at five",
-             "emil": "The boat is ready", "fay": "The code is done", "gus": "Roses for you"}
+_MESSAGES = {
+    "anna": "Lunch at noon",
+    "ben": "Call me soon",
+    "carl": "Bring a map",
+    "dora": "Tea at five",
+    "emil": "The boat is ready",
+    "fay": "The code is done",
+    "gus": "Roses for you",
+}
 
 
 _BOARDS = [
     # name, about, members, subscribed
-    ("books", "Read and share", 41, True), ("games", "Play together", 87, False),
-    ("music", "Listen up", 65, True), ("movies", "Lights off", 92, False),
-    ("sports", "Run and win", 78, False), ("food", "Cook and eat", 53, True),
-    ("travel", "See the world", 36, False), ("news", "What is new", 24, False),
+    ("books", "Read and share", 41, True),
+    ("games", "Play together", 87, False),
+    ("music", "Listen up", 65, True),
+    ("movies", "Lights off", 92, False),
+    ("sports", "Run and win", 78, False),
+    ("food", "Cook and eat", 53, True),
+    ("travel", "See the world", 36, False),
+    ("news", "What is new", 24, False),
 ]
 
 
@@ -80,7 +101,15 @@ _POSTS = [
     ("games", "Chess", "White moves first", "emil", 63, 221, [("carl", "Always")]),
     ("games", "Poker", "Never bet all", "fay", 28, 223, [("dora", "So true")]),
     ("games", "Darts", "My aim is bad", ME, 17, 222, [("ben", "Train more")]),
-    ("games", "Puzzles", "A thousand parts", "gus", 39, 224, [("anna", "Wow"), ("emil", "Too many")]),
+    (
+        "games",
+        "Puzzles",
+        "A thousand parts",
+        "gus",
+        39,
+        224,
+        [("anna", "Wow"), ("emil", "Too many")],
+    ),
     ("music", "Jazz", "Best at night", "anna", 26, 233, [("fay", "Yes")]),
     ("music", "Rock", "Play it loud", "ben", 34, 231, [("gus", "Louder")]),
     ("music", "Opera", "I fell asleep", "carl", 15, 234, []),
@@ -107,23 +136,41 @@ _POSTS = [
     ("news", "Science", "Water on Mars", "fay", 88, 281, [("anna", "Amazing"), ("ben", "Really?")]),
 ]
 # Only in full worlds: more forums, and older posts with few votes, so that newest and top ones stay the same.
-_MORE_BOARDS = [(name, "Talk about it", 3 + i, False) for i, name in enumerate(
-    ("art", "cars", "pets", "history", "garden", "fitness", "photos", "trains"))]
+_MORE_BOARDS = [
+    (name, "Talk about it", 3 + i, False)
+    for i, name in enumerate(
+        ("art", "cars", "pets", "history", "garden", "fitness", "photos", "trains")
+    )
+]
 
 
 def _older_posts() -> list[tuple]:
-    titles = []                            # (board, title)
+    titles = []  # (board, title)
     for board, *_ in _BOARDS + _MORE_BOARDS:
-        nouns = [row[1] for row in _POSTS if row[0] == board] or ["Ideas", "Tips", "Stories", "Questions"]
+        nouns = [row[1] for row in _POSTS if row[0] == board] or [
+            "Ideas",
+            "Tips",
+            "Stories",
+            "Questions",
+        ]
         titles += [(board, f"{word} {noun}") for word in ("Old", "Rare") for noun in nouns]
     authors = [user for user in _USERS if user != ME]
-    return [(board, title, "Any thoughts?", authors[i % len(authors)], 1 + i % 9, 1 + i, [])
-            for i, (board, title) in enumerate(titles)]
+    return [
+        (board, title, "Any thoughts?", authors[i % len(authors)], 1 + i % 9, 1 + i, [])
+        for i, (board, title) in enumerate(titles)
+    ]
 
 
 def fresh(full: bool) -> Forum:
     boards = [Board(*row) for row in _BOARDS + (_MORE_BOARDS if full else [])]
-    posts = [Post(id, board, title, body, author, votes, list(comments))
-             for board, title, body, author, votes, id, comments in _POSTS + (_older_posts() if full else [])]
-    return Forum({b.name: b for b in boards}, {p.id: p for p in posts}, dict(_USERS),
-                 {user: [(user, line)] for user, line in _MESSAGES.items()})
+    posts = [
+        Post(id, board, title, body, author, votes, list(comments))
+        for board, title, body, author, votes, id, comments in _POSTS
+        + (_older_posts() if full else [])
+    ]
+    return Forum(
+        {b.name: b for b in boards},
+        {p.id: p for p in posts},
+        dict(_USERS),
+        {user: [(user, line)] for user, line in _MESSAGES.items()},
+    )

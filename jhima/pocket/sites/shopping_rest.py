@@ -2,6 +2,7 @@
 
 A bearer token of the admin account stands in for the login cookie.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -22,6 +23,7 @@ def token_required(view: Callable) -> Callable:
         if g.world.sessions.get(token) != "shopping_admin":
             return jsonify(message="The consumer isn't authorized to access this resource."), 401
         return view(*args, **kwargs)
+
     return guarded
 
 
@@ -40,8 +42,16 @@ def rest_orders():
     falling = query.get("searchCriteria[sortOrders][0][direction]", "DESC").upper() == "DESC"
     found = sorted(g.world.store.orders.values(), key=lambda o: (o.date, o.number), reverse=falling)
     size = query.get("searchCriteria[pageSize]", len(found), int)
-    items = [{"increment_id": f"{o.number:09d}", "entity_id": o.number, "created_at": f"{o.date} 12:00:00",
-              "status": o.status.lower(), "grand_total": o.total} for o in found[:size]]
+    items = [
+        {
+            "increment_id": f"{o.number:09d}",
+            "entity_id": o.number,
+            "created_at": f"{o.date} 12:00:00",
+            "status": o.status.lower(),
+            "grand_total": o.total,
+        }
+        for o in found[:size]
+    ]
     return jsonify(items=items, total_count=len(found))
 
 
@@ -53,14 +63,28 @@ def product_by_sku(sku: str) -> Product:
 @token_required
 def rest_product(sku: str):
     p = product_by_sku(sku)
-    return jsonify(sku=p.sku, name=p.name, price=p.price,
-                   custom_attributes=[{"attribute_code": "url_key", "value": p.key}])
+    return jsonify(
+        sku=p.sku,
+        name=p.name,
+        price=p.price,
+        custom_attributes=[{"attribute_code": "url_key", "value": p.key}],
+    )
 
 
 @rest.get("/rest/V1/products/<sku>/reviews")
 @token_required
 def rest_reviews(sku: str):
     key = product_by_sku(sku).key
-    return jsonify([{"id": r.id, "nickname": r.nickname, "title": r.title, "detail": r.detail,
-                     "ratings": [{"percent": 20 * r.stars, "value": r.stars}]}
-                    for r in g.world.store.reviews.values() if r.product == key])
+    return jsonify(
+        [
+            {
+                "id": r.id,
+                "nickname": r.nickname,
+                "title": r.title,
+                "detail": r.detail,
+                "ratings": [{"percent": 20 * r.stars, "value": r.stars}],
+            }
+            for r in g.world.store.reviews.values()
+            if r.product == key
+        ]
+    )

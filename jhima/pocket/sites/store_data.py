@@ -3,6 +3,7 @@
 The clock stands still at TODAY, so that "the latest order" and every report read the same in each world.
 Money is in dollars.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 TODAY = "2023-06-12"
 
 
-EMMA = 1                                                  # the customer that the shopping site is logged in as
+EMMA = 1  # the customer that the shopping site is logged in as
 
 
 CATEGORIES = ("Kitchen", "Garden", "Tools", "Sport")
@@ -19,13 +20,13 @@ CATEGORIES = ("Kitchen", "Garden", "Tools", "Sport")
 STATUSES = ("Pending", "Processing", "Complete", "Canceled")
 
 
-OPEN = ("Pending", "Processing")                          # an order can be canceled or shipped in these
+OPEN = ("Pending", "Processing")  # an order can be canceled or shipped in these
 
 
-VERDICTS = ("Pending", "Approved", "Rejected")            # of a review
+VERDICTS = ("Pending", "Approved", "Rejected")  # of a review
 
 
-GROUPS = ("General", "Wholesale", "Retailer", "VIP")      # of a customer
+GROUPS = ("General", "Wholesale", "Retailer", "VIP")  # of a customer
 
 
 CARRIERS = ("DHL", "UPS")
@@ -33,9 +34,11 @@ CARRIERS = ("DHL", "UPS")
 
 SHIPPING = {"Standard": 5.0, "Express": 10.0}
 # The ways to sort a category: the link's label and Magento's query.
-SORTS = {"Lowest price first": "product_list_order=price&product_list_dir=asc",
-         "Highest price first": "product_list_order=price&product_list_dir=desc",
-         "Best rated first": "product_list_order=rating&product_list_dir=desc"}
+SORTS = {
+    "Lowest price first": "product_list_order=price&product_list_dir=asc",
+    "Highest price first": "product_list_order=price&product_list_dir=desc",
+    "Best rated first": "product_list_order=rating&product_list_dir=desc",
+}
 
 
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
@@ -51,7 +54,7 @@ class Product:
     description: str = "Made to last"
     enabled: bool = True
     in_stock: bool = True
-    key: str = field(init=False)                          # its place in URLs: a later change of name leaves it alone
+    key: str = field(init=False)  # its place in URLs: a later change of name leaves it alone
     sku: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -74,6 +77,7 @@ class Customer:
 @dataclass
 class Line:
     """One product in an order, at the price it was bought for."""
+
     product: Product
     qty: int
     price: float
@@ -83,7 +87,7 @@ class Line:
 class Order:
     number: int
     customer: int
-    date: str                                             # yyyy-mm-dd
+    date: str  # yyyy-mm-dd
     status: str
     lines: list[Line]
     shipping: str = "Standard"
@@ -92,13 +96,17 @@ class Order:
 
     @property
     def total(self) -> float:
-        return sum(line.qty * line.price for line in self.lines) + SHIPPING[self.shipping] - self.discount
+        return (
+            sum(line.qty * line.price for line in self.lines)
+            + SHIPPING[self.shipping]
+            - self.discount
+        )
 
 
 @dataclass
 class Review:
     id: int
-    product: str                                          # a Product's key
+    product: str  # a Product's key
     nickname: str
     stars: int
     title: str
@@ -108,22 +116,26 @@ class Review:
 
 @dataclass
 class Store:
-    products: dict[str, Product]                          # by key
+    products: dict[str, Product]  # by key
     customers: dict[int, Customer]
     orders: dict[int, Order]
     reviews: dict[int, Review]
-    coupons: dict[str, int]                               # code -> percent off
-    cart: dict[str, int] = field(default_factory=dict)    # product key -> quantity
+    coupons: dict[str, int]  # code -> percent off
+    cart: dict[str, int] = field(default_factory=dict)  # product key -> quantity
     wishes: list[str] = field(default_factory=lambda: ["teapot", "hose", "saw", "helmet"])
     subscribed: bool = False
-    message: str = ""                                     # the last one sent through the contact form
+    message: str = ""  # the last one sent through the contact form
     name: str = "Pocket Shop"
     phone: str = "555-100"
     hours: str = "9 to 17"
 
     def stars(self, product: Product) -> float:
         """Mean of the approved reviews, 0 without any."""
-        marks = [r.stars for r in self.reviews.values() if r.product == product.key and r.status == "Approved"]
+        marks = [
+            r.stars
+            for r in self.reviews.values()
+            if r.product == product.key and r.status == "Approved"
+        ]
         return sum(marks) / len(marks) if marks else 0.0
 
     def sold(self) -> list[tuple[Product, int]]:
@@ -132,11 +144,15 @@ class Store:
         for order in self.orders.values():
             for line in order.lines if order.status != "Canceled" else ():
                 pieces[line.product.key] = pieces.get(line.product.key, 0) + line.qty
-        return sorted(((self.products[key], n) for key, n in pieces.items()), key=lambda item: -item[1])
+        return sorted(
+            ((self.products[key], n) for key, n in pieces.items()), key=lambda item: -item[1]
+        )
 
     def place_order(self, shipping: str, coupon: str) -> Order:
         """Emma's cart becomes an order, with a coupon's percentage off its products."""
-        lines = [Line(self.products[key], n, self.products[key].price) for key, n in self.cart.items()]
+        lines = [
+            Line(self.products[key], n, self.products[key].price) for key, n in self.cart.items()
+        ]
         for line in lines:
             line.product.qty = max(0, line.product.qty - line.qty)
         off = sum(line.qty * line.price for line in lines) * self.coupons.get(coupon, 0) / 100
@@ -171,19 +187,27 @@ def number(raw: str, low: float, high: float, otherwise: float) -> float:
         value = float(raw.strip().removeprefix("$"))
     except ValueError:
         return otherwise
-    return value if low <= value <= high else otherwise      # nan compares false
+    return value if low <= value <= high else otherwise  # nan compares false
 
 
 _PRODUCTS = [
     # id, name, category, price, pieces in stock
-    (11, "Kettle", "Kitchen", 30, 12), (12, "Teapot", "Kitchen", 18, 7),
-    (13, "Pan", "Kitchen", 45, 20), (14, "Mug", "Kitchen", 6, 85),
-    (21, "Hose", "Garden", 22, 9), (22, "Rake", "Garden", 16, 14),
-    (23, "Shovel", "Garden", 48, 5), (24, "Seeds", "Garden", 4, 60),
-    (31, "Hammer", "Tools", 14, 31), (32, "Saw", "Tools", 20, 17),
-    (33, "Drill", "Tools", 90, 3), (34, "Ladder", "Tools", 75, 6),
-    (41, "Ball", "Sport", 12, 40), (42, "Racket", "Sport", 52, 8),
-    (43, "Helmet", "Sport", 36, 11), (44, "Skates", "Sport", 64, 4),
+    (11, "Kettle", "Kitchen", 30, 12),
+    (12, "Teapot", "Kitchen", 18, 7),
+    (13, "Pan", "Kitchen", 45, 20),
+    (14, "Mug", "Kitchen", 6, 85),
+    (21, "Hose", "Garden", 22, 9),
+    (22, "Rake", "Garden", 16, 14),
+    (23, "Shovel", "Garden", 48, 5),
+    (24, "Seeds", "Garden", 4, 60),
+    (31, "Hammer", "Tools", 14, 31),
+    (32, "Saw", "Tools", 20, 17),
+    (33, "Drill", "Tools", 90, 3),
+    (34, "Ladder", "Tools", 75, 6),
+    (41, "Ball", "Sport", 12, 40),
+    (42, "Racket", "Sport", 52, 8),
+    (43, "Helmet", "Sport", 36, 11),
+    (44, "Skates", "Sport", 64, 4),
 ]
 
 
@@ -218,59 +242,120 @@ _ORDERS = [
 ]
 
 
-_WORDS = {1: ("Awful", "Broke on day one"), 2: ("Weak", "Too thin for me"), 3: ("Okay", "It does the job"),
-          4: ("Good", "Works very well"), 5: ("Great", "I love it")}
+_WORDS = {
+    1: ("Awful", "Broke on day one"),
+    2: ("Weak", "Too thin for me"),
+    3: ("Okay", "It does the job"),
+    4: ("Good", "Works very well"),
+    5: ("Great", "I love it"),
+}
 
 
 _REVIEWS = {
     # two reviewers of each product with their stars; one product in each category has the best mean
-    "kettle": (("Anna", 5), ("Ben", 4)), "teapot": (("Cara", 3), ("Dan", 2)),
-    "pan": (("Eva", 5), ("Finn", 3)), "mug": (("Ben", 1), ("Cara", 5)),
-    "hose": (("Dan", 2), ("Eva", 3)), "rake": (("Finn", 4), ("Anna", 5)),
-    "shovel": (("Cara", 5), ("Ben", 3)), "seeds": (("Eva", 1), ("Dan", 4)),
-    "hammer": (("Anna", 3), ("Finn", 4)), "saw": (("Ben", 2), ("Eva", 5)),
-    "drill": (("Cara", 4), ("Dan", 5)), "ladder": (("Finn", 1), ("Anna", 2)),
-    "ball": (("Eva", 4), ("Ben", 3)), "racket": (("Dan", 1), ("Cara", 3)),
-    "helmet": (("Anna", 2), ("Finn", 5)), "skates": (("Ben", 5), ("Eva", 4)),
+    "kettle": (("Anna", 5), ("Ben", 4)),
+    "teapot": (("Cara", 3), ("Dan", 2)),
+    "pan": (("Eva", 5), ("Finn", 3)),
+    "mug": (("Ben", 1), ("Cara", 5)),
+    "hose": (("Dan", 2), ("Eva", 3)),
+    "rake": (("Finn", 4), ("Anna", 5)),
+    "shovel": (("Cara", 5), ("Ben", 3)),
+    "seeds": (("Eva", 1), ("Dan", 4)),
+    "hammer": (("Anna", 3), ("Finn", 4)),
+    "saw": (("Ben", 2), ("Eva", 5)),
+    "drill": (("Cara", 4), ("Dan", 5)),
+    "ladder": (("Finn", 1), ("Anna", 2)),
+    "ball": (("Eva", 4), ("Ben", 3)),
+    "racket": (("Dan", 1), ("Cara", 3)),
+    "helmet": (("Anna", 2), ("Finn", 5)),
+    "skates": (("Ben", 5), ("Eva", 4)),
 }
 
 
 _PENDING_REVIEWS = [
     # product, reviewer, stars, title, text
-    ("kettle", "Dan", 2, "Slow", "It takes too long"), ("pan", "Cara", 4, "Even", "It heats evenly"),
-    ("rake", "Ben", 1, "Bent", "The handle bent"), ("seeds", "Anna", 5, "Green", "All of them grew"),
-    ("saw", "Finn", 4, "Sharp", "It cuts cleanly"), ("ladder", "Eva", 2, "Heavy", "I can hardly lift it"),
-    ("ball", "Cara", 1, "Flat", "It lost its air"), ("helmet", "Dan", 5, "Safe", "It saved my head"),
+    ("kettle", "Dan", 2, "Slow", "It takes too long"),
+    ("pan", "Cara", 4, "Even", "It heats evenly"),
+    ("rake", "Ben", 1, "Bent", "The handle bent"),
+    ("seeds", "Anna", 5, "Green", "All of them grew"),
+    ("saw", "Finn", 4, "Sharp", "It cuts cleanly"),
+    ("ladder", "Eva", 2, "Heavy", "I can hardly lift it"),
+    ("ball", "Cara", 1, "Flat", "It lost its air"),
+    ("helmet", "Dan", 5, "Safe", "It saved my head"),
 ]
 # Only in full worlds, where lists are longer than a screen. These change no answer of a task: prices lie between
 # the cheapest and the dearest of each category, orders are a year older and of other products.
 _MORE_PRODUCTS = [
     (10 * i + 5 + j, f"{look} {thing}", category, 25 + 3 * j, 10 + j)
-    for i, (category, things) in enumerate(zip(CATEGORIES, (
-        ("Bowl", "Ladle", "Tray", "Grater", "Whisk"), ("Trowel", "Bucket", "Fence", "Bench", "Statue"),
-        ("Wrench", "Pliers", "Vise", "Chisel", "File"), ("Bat", "Glove", "Net", "Whistle", "Mat"))), start=1)
-    for j, (look, thing) in enumerate(zip(("Blue", "Steel", "Large", "Classic", "Light"), things))]
+    for i, (category, things) in enumerate(
+        zip(
+            CATEGORIES,
+            (
+                ("Bowl", "Ladle", "Tray", "Grater", "Whisk"),
+                ("Trowel", "Bucket", "Fence", "Bench", "Statue"),
+                ("Wrench", "Pliers", "Vise", "Chisel", "File"),
+                ("Bat", "Glove", "Net", "Whistle", "Mat"),
+            ),
+        ),
+        start=1,
+    )
+    for j, (look, thing) in enumerate(zip(("Blue", "Steel", "Large", "Classic", "Light"), things))
+]
 
 
 _MORE_CUSTOMERS = [
-    (8 + i, name, f"{name.split()[0].lower()}@mail.com", f"555-{208 + i}", f"{10 + i} Elm Street", "Akron", "44301")
-    for i, name in enumerate(("Gina Hall", "Hugo Ives", "Iris Jung", "Jack Kern", "Kira Lund", "Leo Marsh", "Mona Nash",
-                              "Nick Owen", "Olga Pratt", "Paul Quinn"))]
+    (
+        8 + i,
+        name,
+        f"{name.split()[0].lower()}@mail.com",
+        f"555-{208 + i}",
+        f"{10 + i} Elm Street",
+        "Akron",
+        "44301",
+    )
+    for i, name in enumerate(
+        (
+            "Gina Hall",
+            "Hugo Ives",
+            "Iris Jung",
+            "Jack Kern",
+            "Kira Lund",
+            "Leo Marsh",
+            "Mona Nash",
+            "Nick Owen",
+            "Olga Pratt",
+            "Paul Quinn",
+        )
+    )
+]
 
 
 _MORE_ORDERS = [
-    (1 + i, EMMA if i % 3 == 0 else 8 + i % 10, f"2022-{1 + i // 5:02}-{3 + 5 * (i % 5):02}", STATUSES[2 + i % 2],
-     {_MORE_PRODUCTS[i % 20][1].lower().replace(" ", "-"): 1}) for i in range(20)]
+    (
+        1 + i,
+        EMMA if i % 3 == 0 else 8 + i % 10,
+        f"2022-{1 + i // 5:02}-{3 + 5 * (i % 5):02}",
+        STATUSES[2 + i % 2],
+        {_MORE_PRODUCTS[i % 20][1].lower().replace(" ", "-"): 1},
+    )
+    for i in range(20)
+]
 
 
 def fresh(full: bool) -> Store:
-    products = {p.key: p for p in (Product(*row) for row in _PRODUCTS + (_MORE_PRODUCTS if full else []))}
+    products = {
+        p.key: p for p in (Product(*row) for row in _PRODUCTS + (_MORE_PRODUCTS if full else []))
+    }
     customers = {row[0]: Customer(*row) for row in _CUSTOMERS + (_MORE_CUSTOMERS if full else [])}
     orders = {}
     for n, customer, date, status, pieces in (_MORE_ORDERS if full else []) + _ORDERS:
         lines = [Line(products[key], qty, products[key].price) for key, qty in pieces.items()]
         orders[n] = Order(n, customer, date, status, lines)
-    approved = [(key, nickname, stars, *_WORDS[stars]) for key, marks in _REVIEWS.items() for nickname, stars in marks]
+    approved = [
+        (key, nickname, stars, *_WORDS[stars])
+        for key, marks in _REVIEWS.items()
+        for nickname, stars in marks
+    ]
     reviews = {i: Review(i, *row) for i, row in enumerate(approved, start=1)}
     for i, row in enumerate(_PENDING_REVIEWS, start=len(reviews) + 1):
         reviews[i] = Review(i, *row, status="Pending")

@@ -1,4 +1,5 @@
 """What the sites' pages know of their visitor: login, what a form holds, what an address names."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -8,25 +9,39 @@ from flask import Response, abort, g, make_response, redirect, request
 
 from jhima.pocket.sites.page import HOMES, button, form, page, text
 
-LOGIN_PATHS = {"shopping": "/customer/account/login/", "shopping_admin": "/admin", "reddit": "/login",
-               "gitlab": "/users/sign_in"}
+LOGIN_PATHS = {
+    "shopping": "/customer/account/login/",
+    "shopping_admin": "/admin",
+    "reddit": "/login",
+    "gitlab": "/users/sign_in",
+}
 
 
 def logged_in() -> bool:
-    return g.world.signed_in or g.world.sessions.get(request.cookies.get(f"session_{g.site}", "")) == g.site
+    return (
+        g.world.signed_in
+        or g.world.sessions.get(request.cookies.get(f"session_{g.site}", "")) == g.site
+    )
 
 
 def login_required(view: Callable) -> Callable:
     """Sends a visitor who is not logged in to the site's login page."""
+
     @wraps(view)
     def guarded(*args: object, **kwargs: object):
         return view(*args, **kwargs) if logged_in() else redirect(LOGIN_PATHS[g.site], 302)
+
     return guarded
 
 
-def login_page(user_field, password_field, submit_label: str, error: str = "", **attributes: str) -> str:
-    return page("Sign in", *([text(error)] if error else []),
-                form(LOGIN_PATHS[g.site], user_field, password_field, button(submit_label, **attributes)))
+def login_page(
+    user_field, password_field, submit_label: str, error: str = "", **attributes: str
+) -> str:
+    return page(
+        "Sign in",
+        *([text(error)] if error else []),
+        form(LOGIN_PATHS[g.site], user_field, password_field, button(submit_label, **attributes)),
+    )
 
 
 def try_login(show: Callable[[str], str]) -> Response:

@@ -3,6 +3,7 @@
 A world is built from constants in a few milliseconds and dropped when its lease ends; no two worlds share an
 object (tests/pocket/test_pocket.py holds that).
 """
+
 from __future__ import annotations
 
 import random
@@ -24,15 +25,22 @@ class World:
 
     A world that is made `signed_in` knows its visitor on every site; in others the visitor fills in the login forms.
     """
+
     full: bool = False
     seed: int = 0
     signed_in: bool = False
-    store: store_data.Store = field(init=False)        # shopping and shopping_admin are two doors to one shop
+    store: store_data.Store = field(
+        init=False
+    )  # shopping and shopping_admin are two doors to one shop
     forum: reddit_data.Forum = field(init=False)
     forge: gitlab_data.Forge = field(init=False)
     atlas: map_data.Atlas = field(init=False)
-    sessions: dict[str, str] = field(default_factory=dict)   # cookie token -> site that it is logged in to
-    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)   # one request at a time in a world
+    sessions: dict[str, str] = field(
+        default_factory=dict
+    )  # cookie token -> site that it is logged in to
+    lock: threading.Lock = field(
+        default_factory=threading.Lock, repr=False
+    )  # one request at a time in a world
 
     def __post_init__(self) -> None:
         self.store = store_data.fresh(self.full)

@@ -2,6 +2,7 @@
 
 Training and evaluation share no instance; templates marked held_out have a list of their own.
 """
+
 from __future__ import annotations
 
 import random
@@ -19,7 +20,7 @@ from jhima.pocket.tasks.intents import Solution, Template
 SEED = 0
 
 
-EVAL_SHARE = 0.2      # of each template that training sees
+EVAL_SHARE = 0.2  # of each template that training sees
 
 
 def templates() -> list[Template]:
@@ -42,14 +43,16 @@ def task_list(split: str) -> list[dict]:
     """
     if split in ("demos", "rl"):
         tasks = task_list("train")
-        return tasks[:len(tasks) // 2] if split == "demos" else tasks[len(tasks) // 2:]
+        return tasks[: len(tasks) // 2] if split == "demos" else tasks[len(tasks) // 2 :]
     rng = random.Random(SEED)
     chosen: list[tuple[Template, dict]] = []
     for t in templates():
         values = list(t.values)
         rng.shuffle(values)
         held = max(1, round(EVAL_SHARE * len(values)))
-        of_split = {"train": values[held:], "eval": values[:held]} if not t.held_out else {"new": values}
+        of_split = (
+            {"train": values[held:], "eval": values[:held]} if not t.held_out else {"new": values}
+        )
         chosen += [(t, value) for value in of_split.get(split, [])]
     rng.shuffle(chosen)
     return [_task(number, t, value) for number, (t, value) in enumerate(chosen)]
@@ -57,7 +60,13 @@ def task_list(split: str) -> list[dict]:
 
 def _task(number: int, t: Template, value: dict) -> dict:
     intent, solution = t.instance(value)
-    return {"sites": [t.site], "task_id": number,
-            "storage_state": None if t.site == "map" else f"./.auth/{t.site}_state.json",
-            "start_url": t.start, "intent": intent, "intent_template": t.name, "instantiation_dict": value,
-            "eval": solution.eval}
+    return {
+        "sites": [t.site],
+        "task_id": number,
+        "storage_state": None if t.site == "map" else f"./.auth/{t.site}_state.json",
+        "start_url": t.start,
+        "intent": intent,
+        "intent_template": t.name,
+        "instantiation_dict": value,
+        "eval": solution.eval,
+    }

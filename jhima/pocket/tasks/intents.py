@@ -3,6 +3,7 @@
 A template is a function of its parameters that returns a Solution. From it come the task file (WebArena-Lite-v2's
 schema), the oracle's demonstrations, the teacher's subtasks and the check that a task can be solved.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -12,12 +13,14 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Click:
     """Click the link, button, option or field that shows `label`."""
+
     label: str
 
 
 @dataclass(frozen=True)
 class Write:
     """Click the field named `label` and type `text` (replacing what it held)."""
+
     label: str
     text: str
 
@@ -25,12 +28,14 @@ class Write:
 @dataclass(frozen=True)
 class Press:
     """Press one key, e.g. "enter"."""
+
     key: str
 
 
 @dataclass(frozen=True)
 class Answer:
     """Give the answer that the task asks for."""
+
     text: str
 
 
@@ -53,6 +58,7 @@ def operation(move: Move) -> str:
 @dataclass(frozen=True)
 class Subtask:
     """One line of the oracle's plan: a short title, the goal it reaches, and the moves that reach it."""
+
     title: str
     goal: str
     moves: tuple[Move, ...]
@@ -73,6 +79,7 @@ class Solution:
 
     The episode's final `terminate` is added by the oracle, not written in the plan.
     """
+
     plan: tuple[Subtask, ...]
     eval: dict
 
@@ -80,6 +87,7 @@ class Solution:
 @dataclass(frozen=True)
 class Template:
     """An intent with its instances. `held_out` templates are for evaluation only."""
+
     name: str
     site: str
     intent: str
@@ -94,9 +102,18 @@ class Template:
 
 def template(site: str, intent: str, values: list[dict], start: str = "", held_out: bool = False):
     """Turns a solve function into a Template: @template("map", "Where is {place}?", [{"place": "Zoo"}, ...])."""
+
     def make(solve: Callable[..., Solution]) -> Template:
-        return Template(f"{site}.{solve.__name__}", site, intent, tuple(values), solve,
-                        start or f"__{site.upper()}__", held_out)
+        return Template(
+            f"{site}.{solve.__name__}",
+            site,
+            intent,
+            tuple(values),
+            solve,
+            start or f"__{site.upper()}__",
+            held_out,
+        )
+
     return make
 
 
@@ -107,16 +124,34 @@ def step(title: str, goal: str, *moves: Move) -> Subtask:
     >>> step("Open Mug", "The page of the Mug is shown", Click("Kitchen"), Click("Mug")).title
     'Open Mug: Kitchen, Mug'
     """
-    parts = [f"{move.text} in {move.label}" if isinstance(move, Write) else move.label
-             for move in moves if isinstance(move, (Click, Write))]
-    return Subtask(title if all(part in title for part in parts) else f"{title}: {', '.join(parts)}", goal, moves)
+    parts = [
+        f"{move.text} in {move.label}" if isinstance(move, Write) else move.label
+        for move in moves
+        if isinstance(move, (Click, Write))
+    ]
+    return Subtask(
+        title if all(part in title for part in parts) else f"{title}: {', '.join(parts)}",
+        goal,
+        moves,
+    )
 
 
 # ---- `eval` entries, in WebArena-Lite-v2's schema ----
 
-def _eval(types: list[str], answers: dict | None = None, url: str = "", note: str | None = None,
-          targets: list[dict] | None = None) -> dict:
-    entry = {"eval_types": types, "reference_answers": answers, "reference_url": url, "program_html": targets or []}
+
+def _eval(
+    types: list[str],
+    answers: dict | None = None,
+    url: str = "",
+    note: str | None = None,
+    targets: list[dict] | None = None,
+) -> dict:
+    entry = {
+        "eval_types": types,
+        "reference_answers": answers,
+        "reference_url": url,
+        "program_html": targets or [],
+    }
     return entry | ({"url_note": note} if note else {})
 
 
