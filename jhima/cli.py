@@ -1,0 +1,67 @@
+"""What the scripts' command lines share: options from a dataclass, errors in one line, threads."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stderr
+from pathlib import Path
+from typing import TypeVar
+
+import tyro
+
+Options = TypeVar("Options")
+
+
+def parse(options: type[Options], description: str | None) -> Options:
+    """The command line as an instance of the dataclass `options`, whose field docstrings are the help.
+
+    Flags are written with hyphens. A mistake ends the process with one line that names it. The
+    deepspeed launcher adds --local_rank=N, which is accepted and dropped: the scripts read the
+    variable LOCAL_RANK, which it sets as well.
+    """
+    arguments = [word for word in sys.argv[1:] if not word.startswith("--local_rank")]
+    errors = io.StringIO()
+    try:
+        with redirect_stderr(errors):
+            config = (tyro.conf.FlagCreatePairsOff,)
+            return tyro.cli(options, description=description, args=arguments, config=config)
+    except SystemExit as stop:
+        if not stop.code:  # --help
+            raise
+    sys.exit(f"{script_name()}: {_first_message(errors.getvalue())}; --help lists the options")
+
+
+def script_name() -> str:
+    return Path(sys.argv[0]).name
+
+
+def _first_message(box: str) -> str:
+    """The message in tyro's box of lines, which ends at its first rule, as one line."""
+    rows = []
+    for line in box.splitlines()[1:]:
+        text = line.strip("│ ")
+        if set(text) <= set("─╯╰"):
+            break
+        rows.append(text)
+    return " ".join(rows)
+
+
+def run(main: Callable[[], None]) -> None:
+    """Runs a script's main: threads, and endings that say how to go on.
+
+    Without OMP_NUM_THREADS a CPU process takes one thread: two processes share two cores.
+    """
+    import torch
+
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    threads = "8" if torch.cuda.is_available() else "1"
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", threads)))
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(f"{script_name()}: stopped; run the same command to go on")
+    except ExceptionGroup as group:  # of the rollout's coroutines: show the first cause, not the tree
+        raise group.exceptions[0] from None
