@@ -63,5 +63,7 @@ def run(main: Callable[[], None]) -> None:
         main()
     except KeyboardInterrupt:
         sys.exit(f"{script_name()}: stopped; run the same command to go on")
-    except ExceptionGroup as group:  # of the rollout's coroutines: show the first cause, not the tree
+    except (
+        ExceptionGroup
+    ) as group:  # of the rollout's coroutines: show the first cause, not the tree
         raise group.exceptions[0] from None

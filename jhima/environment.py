@@ -1,4 +1,7 @@
-"""What train_rl.py and evaluate.py share: the environment to play in, and its judge."""
+"""Where episodes play: an arena, browsers and a judge; and which task list a name stands for.
+
+python -m jhima.environment FILE_OR_NAME      what can be scored, what changes a site
+"""
 
 from __future__ import annotations
 
@@ -7,30 +10,63 @@ import asyncio
 import os
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 
 from jhima.browser.chromium import Browsers
 from jhima.browser.lease import Lease
 from jhima.browser.session import Session
-from jhima.episodes import (
-    Task,
-)
+from jhima.episodes import Task
 from jhima.failures import EnvironmentFailure
 from jhima.pocket import SITES
 from jhima.pocket.arena import PocketArena
 from jhima.pocket.tasks.generate import task_list
 from jhima.pocket.teacher import MODEL, serve_teacher
-from jhima.policy import Policy
-from jhima.sampler import LocalSampler
 from jhima.webarena.judge import Judge
 from jhima.webarena.login import log_in
 from jhima.webarena.replicas import Replicas, check_sites, load_replicas
 from jhima.webarena.sites import AND, fill
 from jhima.webarena.task_files import PUBLISHED, needs_judge, parse_task, read_rows
+
+# The pocket arena's task lists: all training tasks and their halves, new instances of their
+# templates, and templates that no training task has.
+POCKET = {
+    "pocket": "train",
+    "pocket-demos": "demos",
+    "pocket-rl": "rl",
+    "pocket-eval": "eval",
+    "pocket-new": "new",
+}
+NAMES = (*POCKET, *PUBLISHED)
+
+
+@dataclass
+class EnvironmentOptions:
+    """The options of train_rl.py and evaluate.py that say where episodes play and who judges."""
+
+    tasks: str = "pocket"
+    """a WebArena task file, or one of the lists pocket, pocket-demos, pocket-rl, pocket-eval,
+    pocket-new, webarena-train and webarena-lite-v2"""
+    full: bool = False
+    """the pocket arena at 1280x720 with longer, shuffled lists"""
+    sites: Path | None = None
+    """sites.json: WebArena's replicas, accounts and resets, as jhima/webarena/replicas.py describes
+    (default: the pocket arena)"""
+    published_rules: bool = False
+    """must_include and URLs as WebArena-Lite-v2's harness reads them, to compare with published
+    numbers (jhima/webarena/evaluators.py)"""
+    judge_url: str | None = None
+    """OpenAI-compatible endpoint for fuzzy_match (default: OpenAI's; pocket: its own)"""
+    judge_model: str = "gpt-5.2-codex"
+    """the judge's name there"""
+    concurrency: int = 32
+    """browser contexts at once, per rank"""
+    browsers: int = 1
+    """Chromium processes, per rank"""
+    out: Path = Path("runs/rl")
+    """run directory"""
 
 
 @dataclass
@@ -72,122 +108,59 @@ class Environment:
         self.failures[failure.kind] = self.failures.get(failure.kind, 0) + 1
 
 
+@asynccontextmanager
+async def environment(options: EnvironmentOptions) -> AsyncIterator[Environment]:
+    """The arena, browsers and judge that the options ask for.
+
+    On the way out it says what went wrong with them, by kind.
+    """
+    arena: PocketArena | Replicas = PocketArena(full=options.full)
+    if options.sites:
+        rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        arena = Replicas(load_replicas(options.sites), rank=rank, world=world)
+    with judge_for(options.tasks, options.judge_url, options.judge_model, options.out) as judge:
+        async with arena, Browsers(options.browsers) as browsers:
+            env = Environment(arena, browsers, judge, concurrency=options.concurrency)
+            env.published = options.published_rules
+            yield env
+    counts = env.failures | {"logins repaired": env.repairs}
+    if isinstance(arena, Replicas):
+        counts |= dict(arena.counts)
+    said = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
+    if said:
+        print(f"environment: {said}", file=sys.stderr)
+
+
 @contextmanager
 def judge_for(tasks: str, url: str | None, model: str, run: Path) -> Iterator[Judge]:
-    """The judge of a run's tasks, with its replies kept in the run. Pocket tasks are judged by the pocket teacher,
-    unless another URL is given."""
-    with serve_teacher() if tasks.startswith("pocket") and not url else nullcontext() as teacher:
-        yield Judge(teacher or url, MODEL if teacher else model, None, cache=run / "judge.jsonl")
+    """The judge of a run's tasks, whose replies are kept in the run.
+
+    Pocket tasks are judged by the pocket teacher, unless another URL is given.
+    """
+    cache = run / "judge.jsonl"
+    if url or not tasks.startswith("pocket"):
+        yield Judge(url, model, None, cache=cache)
+        return
+    with serve_teacher() as teacher:
+        yield Judge(teacher, MODEL, None, cache=cache)
 
 
-def add_site_arguments(add: Callable) -> None:
-    """The options of WebArena's sites, for a script's parser."""
-    add(
-        "--sites",
-        type=Path,
-        help="sites.json: WebArena's replicas, accounts and resets; see jhima/webarena/replicas.py "
-        "(default: the pocket arena)",
-    )
-    add(
-        "--published-rules",
-        action=argparse.BooleanOptionalAction,
-        default=False,
-        help="must_include and URLs as WebArena-Lite-v2's harness has them, to compare with published numbers "
-        "(jhima/webarena/evaluators.py)",
-    )
-
-
-def add_sampler_arguments(add: Callable) -> None:
-    """The options of what samples replies, for a script's parser."""
-
-    def sampler(name: str) -> str:
-        if name not in ("local", "vllm"):
-            raise argparse.ArgumentTypeError(f"expected local or vllm, got {name!r}")
-        if name == "vllm" and find_spec("vllm") is None:
-            raise argparse.ArgumentTypeError("vLLM is not installed; requirements.txt has it")
-        return name
-
-    add(
-        "--sampler",
-        type=sampler,
-        default="local",
-        metavar="NAME",
-        help="local: transformers, in this process; vllm: an engine a set of weights, for a GPU (default: %(default)s)",
-    )
-    add(
-        "--kv-gib",
-        type=float,
-        default=12.0,
-        help="vLLM: GiB for each engine's keys and values (default: %(default)s)",
-    )
-
-
-def sampler_for(
-    policy: Policy,
-    checkpoint: str,
-    args: argparse.Namespace,
-    stack: AsyncExitStack,
-    max_batch: int = 32,
-):
-    """What samples from a policy: itself, or vLLM's engine of its checkpoint, which ends with `stack`."""
-    if args.sampler == "local":
-        return LocalSampler(policy, max_batch)
-    from jhima.serving.vllm_sampler import with_engine
-
-    return with_engine(policy, checkpoint, args.kv_gib, stack)
-
-
-def check_environment(args: argparse.Namespace, tasks: Sequence[Task], world: int = 1) -> None:
-    """Whether these tasks can be played on these sites; says what the sites do to rewards. Raises ValueError."""
-    if args.sites:
-        replicas = load_replicas(args.sites)
-        for warning in check_sites(replicas, tasks, args.concurrency):
-            print(f"warning: {args.sites}: {warning}", file=sys.stderr)
+def check_environment(options: EnvironmentOptions, tasks: Sequence[Task], world: int = 1) -> None:
+    """Warns of what the sites do to rewards. Raises ValueError where tasks cannot be played."""
+    if options.sites:
+        replicas = load_replicas(options.sites)
+        for warning in check_sites(replicas, tasks, options.concurrency):
+            print(f"warning: {options.sites}: {warning}", file=sys.stderr)
         Replicas(replicas, world=world)
-    elif wanted := {site for task in tasks for site in task.sites} - set(SITES):
-        raise ValueError(
-            f"--sites: expected a sites.json, for the pocket arena has no {', '.join(sorted(wanted))}"
-        )
-    elif not args.tasks.startswith("pocket"):
-        print(f"warning: no --sites: {args.tasks} is played in the pocket arena", file=sys.stderr)
-
-
-@asynccontextmanager
-async def environment(args: argparse.Namespace) -> AsyncIterator[Environment]:
-    """The arena, browsers and judge that the arguments ask for; says at the end what went wrong with them."""
-    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    arena = (
-        Replicas(load_replicas(args.sites), rank=rank, world=world)
-        if args.sites
-        else PocketArena(full=args.full)
-    )
-    with judge_for(args.tasks, args.judge_url, args.judge_model, args.out) as judge:
-        async with arena, Browsers(args.browsers) as browsers:
-            env = Environment(
-                arena, browsers, judge, concurrency=args.concurrency, published=args.published_rules
-            )
-            yield env
-    counts = (
-        env.failures | {"logins repaired": env.repairs} | (dict(arena.counts) if args.sites else {})
-    )
-    if any(counts.values()):
+        return
+    missing = {site for task in tasks for site in task.sites} - set(SITES)
+    if missing:
+        names = ", ".join(sorted(missing))
+        raise ValueError(f"--sites: expected a sites.json, for the pocket arena has no {names}")
+    if not options.tasks.startswith("pocket"):
         print(
-            "environment: "
-            + ", ".join(f"{name} {count}" for name, count in counts.items() if count),
-            file=sys.stderr,
+            f"warning: no --sites: {options.tasks} is played in the pocket arena", file=sys.stderr
         )
-
-
-POCKET = {
-    "pocket": "train",
-    "pocket-demos": "demos",
-    "pocket-rl": "rl",
-    "pocket-eval": "eval",
-    "pocket-new": "new",
-}
-
-
-NAMES = (*POCKET, *PUBLISHED)
 
 
 def task_rows(name_or_path: str | Path) -> tuple[str, str, list]:

@@ -78,6 +78,7 @@ class Policy(nn.Module):
             tune_vision,
         )
         self.checkpointing = checkpointing
+        self.checkpoint = ""  # the folder or hub name that it was loaded from
         self._vision_block = block
         self._token_bytes: float | None = None
         for module in model.modules():  # see `hidden`
@@ -377,7 +378,9 @@ def load_policy(
                 task_type="CAUSAL_LM",
             ),
         )
-    return Policy(model, tokenizer, load_prompts(checkpoint, prompts), **options).to(device)
+    policy = Policy(model, tokenizer, load_prompts(checkpoint, prompts), **options).to(device)
+    policy.checkpoint = str(checkpoint)
+    return policy
 
 
 def check_checkpoint(checkpoint: str | Path, made_by: str = "") -> None:

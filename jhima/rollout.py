@@ -31,8 +31,9 @@ from jhima.episodes import (
     save_plans,
 )
 from jhima.failures import EnvironmentFailure
-from jhima.prompts import Prompts, read_plan
-from jhima.sampler import Completion
+from jhima.policy import Policy
+from jhima.prompts import Prompts, load_prompts, read_plan
+from jhima.sampler import ApiSampler, Completion, LocalSampler, Sampler, SamplerOptions
 from jhima.webarena.evaluators import Verdict, score
 from jhima.webarena.login import Guard
 from jhima.webarena.milestones import judged, request
@@ -238,6 +239,45 @@ class Agents:
     actor_prompts: Prompts
     dialect: Dialect = OURS
     baseline: Baseline | None = None
+
+
+def make_agents(
+    sources: dict[str, Policy | str],
+    options: SamplerOptions,
+    prompt: Path | None,
+    stack: AsyncExitStack,
+) -> Agents:
+    """The two roles as samplers with their prompts. `stack` ends vLLM's engines.
+
+    sources: role -> its policy, or URL#MODEL for an API model. One policy may play both roles, and
+    then has one sampler. Without a "decomposer" the actor gets no subtasks.
+    """
+    samplers: dict[int, Sampler] = {}
+    roles: dict[str, Sampler] = {}
+    prompts: dict[str, Prompts] = {}
+    for role, source in sources.items():
+        if isinstance(source, str):
+            roles[role] = ApiSampler(*source.rsplit("#", 1))
+            prompts[role] = load_prompts(None, prompt)
+            continue
+        if id(source) not in samplers:
+            samplers[id(source)] = sampler_for(source, options, stack)
+        roles[role], prompts[role] = samplers[id(source)], source.prompts
+    return Agents(
+        decomposer=roles.get("decomposer"),
+        actor=roles["actor"],
+        decomposer_prompts=prompts.get("decomposer", prompts["actor"]),
+        actor_prompts=prompts["actor"],
+    )
+
+
+def sampler_for(policy: Policy, options: SamplerOptions, stack: AsyncExitStack) -> Sampler:
+    """What samples from a policy: itself, or vLLM's engine of its checkpoint."""
+    if options.sampler == "local":
+        return LocalSampler(policy, options.sampler_batch)
+    from jhima.serving.vllm_sampler import with_engine  # not every machine has vLLM
+
+    return with_engine(policy, options.kv_gib, stack)
 
 
 async def sample_plan(

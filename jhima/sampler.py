@@ -1,4 +1,9 @@
-"""A decomposer behind an OpenAI-compatible API: `--decomposer URL#MODEL`, where it is not trained."""
+"""Tokens out of a policy: sampled in this process, or behind an OpenAI-compatible API.
+
+LocalSampler runs the very Policy object that is being trained, so there is nothing to synchronise.
+Episodes are coroutines that ask for a reply when they need one; whatever requests wait when the
+model becomes free form the next batch. jhima/serving has the same from vLLM.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,8 @@ import asyncio
 import base64
 import os
 from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Literal, Protocol
 
 import openai
 import torch
@@ -16,53 +23,42 @@ from jhima.policy import Policy
 from jhima.prompts import Prompt
 
 
-class ApiSampler:
-    """Replies of a model behind an OpenAI-compatible endpoint; the key is OPENAI_API_KEY's, where it asks for one.
+@dataclass
+class SamplerOptions:
+    """The options of train_rl.py and evaluate.py that say what samples replies."""
 
-    There are no token ids to train on. Requests are retried with back-off by the client; one that keeps failing raises
-    openai.OpenAIError, which ends the run: the same command goes on from there.
-    """
+    sampler: Literal["local", "vllm"] = "local"
+    """local: transformers, in this process; vllm: one engine per set of weights, for a GPU"""
+    kv_gib: float = 12.0
+    """vLLM: GiB for each engine's keys and values"""
+    sampler_batch: int = 32
+    """replies that the local sampler draws together; 1: no reply depends, even in its last bit, on
+    what else is asked at that time"""
 
-    def __init__(self, url: str, model: str, attempts: int = 6, timeout: float = 120.0) -> None:
-        self.client = openai.AsyncOpenAI(
-            base_url=url,
-            api_key=os.environ.get("OPENAI_API_KEY") or "none",
-            timeout=timeout,
-            max_retries=attempts - 1,
-        )
-        self.model = model
-        self.tokens = 0  # sampled so far, for throughput
+
+def check_sampler(options: SamplerOptions) -> None:
+    """Raises ValueError where the options ask for what is not installed or cannot be."""
+    if options.sampler == "vllm" and find_spec("vllm") is None:
+        raise ValueError("--sampler vllm: vLLM is not installed; requirements.txt has it")
+    if options.sampler_batch < 1:
+        raise ValueError(f"--sampler-batch: expected at least 1, got {options.sampler_batch}")
+
+
+class Sampler(Protocol):
+    """What draws replies for one set of weights: local, vLLM's, or an API's."""
+
+    tokens: int  # sampled so far
 
     async def sync(self) -> None:
-        """Nothing to do before a rollout: this model is not trained."""
+        """Before a rollout: samples from the policy as it is now."""
 
-    rest = sync  # nor before an update
+    async def rest(self) -> None:
+        """Before an update: gives back the memory that the update needs."""
 
     async def sample(
         self, prompt: Prompt, max_tokens: int, temperature: float, seed: int
     ) -> Completion:
-        image = "data:image/png;base64," + base64.b64encode(prompt.image).decode()
-        reply = await self.client.chat.completions.create(
-            model=self.model,
-            temperature=temperature,
-            max_tokens=max_tokens,
-            seed=seed % 2**31,
-            messages=[
-                {"role": "system", "content": prompt.system},
-                {
-                    "role": "user",
-                    "content": [
-                        {"type": "text", "text": prompt.user},
-                        {"type": "image_url", "image_url": {"url": image}},
-                    ],
-                },
-            ],
-        )
-        self.tokens += reply.usage.completion_tokens if reply.usage else 0
-        choice = reply.choices[0]
-        return Completion(
-            [], [], [], choice.message.content or "", choice.finish_reason == "length"
-        )
+        """One reply; temperature 0 takes the likeliest token."""
 
 
 @dataclass(frozen=True)
@@ -202,3 +198,52 @@ def _choose(logits: Tensor, noise: list[torch.Generator], temperatures: list[flo
         if temperature:
             gumbel[row] = -(-torch.rand(logits.shape[1], generator=generator).log()).log()
     return (logits + gumbel.to(logits.device)).argmax(-1)
+
+
+class ApiSampler:
+    """Replies of a model behind an OpenAI-compatible endpoint; the key is OPENAI_API_KEY's, where it asks for one.
+
+    There are no token ids to train on. Requests are retried with back-off by the client; one that keeps failing raises
+    openai.OpenAIError, which ends the run: the same command goes on from there.
+    """
+
+    def __init__(self, url: str, model: str, attempts: int = 6, timeout: float = 120.0) -> None:
+        self.client = openai.AsyncOpenAI(
+            base_url=url,
+            api_key=os.environ.get("OPENAI_API_KEY") or "none",
+            timeout=timeout,
+            max_retries=attempts - 1,
+        )
+        self.model = model
+        self.tokens = 0  # sampled so far, for throughput
+
+    async def sync(self) -> None:
+        """Nothing to do before a rollout: this model is not trained."""
+
+    rest = sync  # nor before an update
+
+    async def sample(
+        self, prompt: Prompt, max_tokens: int, temperature: float, seed: int
+    ) -> Completion:
+        image = "data:image/png;base64," + base64.b64encode(prompt.image).decode()
+        reply = await self.client.chat.completions.create(
+            model=self.model,
+            temperature=temperature,
+            max_tokens=max_tokens,
+            seed=seed % 2**31,
+            messages=[
+                {"role": "system", "content": prompt.system},
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "text", "text": prompt.user},
+                        {"type": "image_url", "image_url": {"url": image}},
+                    ],
+                },
+            ],
+        )
+        self.tokens += reply.usage.completion_tokens if reply.usage else 0
+        choice = reply.choices[0]
+        return Completion(
+            [], [], [], choice.message.content or "", choice.finish_reason == "length"
+        )

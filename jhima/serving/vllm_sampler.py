@@ -29,11 +29,11 @@ import torch
 from peft import PeftModel
 from torch import Tensor
 from transformers import AutoConfig
-from vllm import SamplingParams  # noqa: E402
-from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: E402
-from vllm.lora.request import LoRARequest  # noqa: E402
-from vllm.sampling_params import RequestOutputKind  # noqa: E402
-from vllm.v1.engine.async_llm import AsyncLLM  # noqa: E402
+from vllm import SamplingParams
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.lora.request import LoRARequest
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.async_llm import AsyncLLM
 
 from jhima.coordinates import MERGE
 from jhima.models.positions import expand
@@ -42,12 +42,6 @@ from jhima.policy import Policy, free_memory
 from jhima.prompts import Prompt
 from jhima.sampler import Completion
 from jhima.serving import reaper
-
-os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-
-
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-
 
 _numbers = itertools.count(1)  # of adapters and requests, in all engines of this process
 
@@ -250,11 +244,9 @@ class VllmSampler:
         )[0]
 
 
-def with_engine(
-    policy: Policy, checkpoint: str | Path, kv_gib: float, stack: ExitStack | AsyncExitStack
-) -> VllmSampler:
+def with_engine(policy: Policy, kv_gib: float, stack: ExitStack | AsyncExitStack) -> VllmSampler:
     """A policy's sampler on an engine of its own, which ends with `stack`."""
     rank = policy.model.peft_config["default"].r if isinstance(policy.model, PeftModel) else 8
-    engine = start_engine(checkpoint, policy.device, rank, int(kv_gib * 2**30))
+    engine = start_engine(policy.checkpoint, policy.device, rank, int(kv_gib * 2**30))
     stack.callback(stop_engine, engine)
     return VllmSampler(policy, engine)

@@ -12,7 +12,7 @@ import os
 from datetime import timedelta
 from pathlib import Path
 
-import deepspeed  # noqa: E402
+import deepspeed
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -20,9 +20,6 @@ from torch import Tensor, nn
 from jhima.policy import Policy
 from jhima.training.ranks import check_shared
 from jhima.training.watchdog import watch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed warns of it at every start
 
 
 def init_distributed(out: Path | None = None) -> tuple[int, int, torch.device]:
