@@ -1,4 +1,4 @@
-"""What the scripts' command lines share: options from a dataclass, errors in one line, threads."""
+"""What the scripts' command lines share: options from a dataclass, one-line errors, progress."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import tyro
+from tqdm import tqdm
 
 Options = TypeVar("Options")
 
@@ -67,3 +68,36 @@ def run(main: Callable[[], None]) -> None:
         ExceptionGroup
     ) as group:  # of the rollout's coroutines: show the first cause, not the tree
         raise group.exceptions[0] from None
+
+
+class Scored(Protocol):
+    reward: float | None
+
+
+class EpisodeBar(tqdm):
+    """Progress by episode, with the successes among those scored so far.
+
+    failures: a rollout's counts of environment failures by kind, whose sum is shown too.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        total: int,
+        failures: dict[str, int] | None = None,
+        leave: bool = True,
+        disable: bool = False,
+    ) -> None:
+        super().__init__(total=total, desc=title, unit="episode", leave=leave, disable=disable)
+        self.failures, self.won, self.scored = failures, 0, 0
+
+    def finished(self, episode: Scored) -> None:
+        """Counts an episode that has just ended; `rollout` calls it."""
+        if episode.reward is not None:
+            self.won += episode.reward
+            self.scored += 1
+        self.update()
+        counts = {"success": f"{self.won}/{self.scored}"}
+        if self.failures is not None:
+            counts["failures"] = sum(self.failures.values())
+        self.set_postfix(counts)
