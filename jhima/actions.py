@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import (
-    Literal,
-)
+from dataclasses import asdict, dataclass
+from typing import Literal
 
 from jhima.coordinates import Size, smart_resize, to_grid
 from jhima.reply_reader import (
@@ -81,6 +79,17 @@ class Action:
     seconds: float = 0.0
     status: Literal["success", "failure", ""] = ""
     target: str = ""
+
+
+def action_fields(action: Action) -> dict[str, object]:
+    """The kind of an action and its fields that differ from their defaults: its form on disk.
+
+    >>> action_fields(Action("click", 640.0, 360.0))
+    {'kind': 'click', 'x': 640.0, 'y': 360.0}
+    """
+    default = asdict(Action(action.kind))
+    changed = {name: value for name, value in asdict(action).items() if value != default[name]}
+    return {"kind": action.kind} | changed
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from jhima.actions import Action, Turn
+from jhima.actions import Action, Turn, action_fields
 from jhima.run_directory import write_whole
 
 
@@ -164,7 +164,7 @@ def save_episode(folder: Path, e: Episode) -> None:
                 "operation": step.turn.operation,
                 "error": step.turn.error,
                 "warnings": step.turn.warnings,
-                "actions": [_action_fields(a) for a in step.turn.actions],
+                "actions": [action_fields(a) for a in step.turn.actions],
                 "plan": asdict(step.plan) if step.plan else None,
             }
         )
@@ -226,14 +226,6 @@ def load_episode(folder: Path, plan: int, episode: int) -> Episode | None:
         raise ValueError(
             f"{path}: not an episode of this version ({error!r}); delete it to have it played again"
         ) from None
-
-
-def _action_fields(action: Action) -> dict:
-    """The fields of an action that differ from their defaults."""
-    default = Action(action.kind)
-    return {"kind": action.kind} | {
-        k: v for k, v in asdict(action).items() if v != getattr(default, k)
-    }
 
 
 def load_group(folder: Path, task: Task, K: int, M: int) -> Group | None:
