@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Callable
-from contextlib import redirect_stderr
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -17,7 +17,7 @@ Options = TypeVar("Options")
 
 
 def parse(options: type[Options], description: str | None) -> Options:
-    """The command line as an instance of the dataclass `options`, whose field docstrings are the help.
+    """The command line as an instance of a dataclass, whose field docstrings are the help.
 
     Flags are written with hyphens. A mistake ends the process with one line that names it. The
     deepspeed launcher adds --local_rank=N, which is accepted and dropped: the scripts read the
@@ -50,9 +50,19 @@ def _first_message(box: str) -> str:
     return " ".join(rows)
 
 
-def run(main: Callable[[], None]) -> None:
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Ends the process with one line where the arguments, or files that they name, are wrong."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        sys.exit(f"{script_name()}: {error}")
+
+
+def run(main: Callable[[], None], *expected: type[Exception]) -> None:
     """Runs a script's main: threads, and endings that say how to go on.
 
+    expected: failures that end the run in one line, such as that of a model behind an endpoint.
     Without OMP_NUM_THREADS a CPU process takes one thread: two processes share two cores.
     """
     import torch
@@ -64,10 +74,13 @@ def run(main: Callable[[], None]) -> None:
         main()
     except KeyboardInterrupt:
         sys.exit(f"{script_name()}: stopped; run the same command to go on")
-    except (
-        ExceptionGroup
-    ) as group:  # of the rollout's coroutines: show the first cause, not the tree
-        raise group.exceptions[0] from None
+    except (ExceptionGroup, *expected) as error:
+        cause = error  # of the rollout's coroutines: show the first cause, not the tree
+        while isinstance(cause, ExceptionGroup):
+            cause = cause.exceptions[0]
+        if isinstance(cause, expected):
+            sys.exit(f"{script_name()}: {cause}; run the same command to go on")
+        raise cause from None
 
 
 class Scored(Protocol):

@@ -15,6 +15,19 @@ def write_whole(path: Path, content: str | bytes) -> None:
     os.replace(part, path)
 
 
+def read_args(run: Path) -> dict:
+    """The arguments that a run began with, from RUN/args.json; {} where there are none to be read."""
+    try:
+        args = json.loads((Path(run) / "args.json").read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return args if isinstance(args, dict) else {}
+
+
+def write_args(run: Path, args: dict) -> None:
+    write_whole(Path(run) / "args.json", json.dumps(args, indent=1))
+
+
 def same_run(args: argparse.Namespace, script: str, free: set[str]) -> None:
     """Writes the run's arguments to OUT/args.json, or checks that they are those it began with.
 
@@ -23,7 +36,7 @@ def same_run(args: argparse.Namespace, script: str, free: set[str]) -> None:
     now = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
     path = args.out / "args.json"
     if path.exists():
-        before = json.loads(path.read_text("utf-8"))
+        before = read_args(args.out)
         for name in sorted(now.keys() - free):
             if before.get(name) != now[name]:
                 raise ValueError(
@@ -32,4 +45,4 @@ def same_run(args: argparse.Namespace, script: str, free: set[str]) -> None:
                 )
     elif os.environ.get("RANK", "0") == "0":
         args.out.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps({"script": script, **now}, indent=1))
+        write_args(args.out, {"script": script, **now})
