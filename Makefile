@@ -64,10 +64,10 @@ demo: setup
 	$(py) -m jhima.results.subgoals $(RUN)/before $(RUN)/after --out $(RUN)/figure-2.png
 	$(py) evaluate.py --compare $(RUN)/before $(RUN)/after
 
-# Table 2 on the pocket arena, from what the demo fine-tuned: about three hours on two cores (benchmarks/ablation.py).
+# Table 2 on the pocket arena, from what the demo fine-tuned: about three hours on two cores (benchmarks/table_2.py).
 ablation: setup
 	$(launch) train_sft.py --role actor --no-plan $(sft) $(actor) --out $(RUN)/actor-no-plan
-	$(py) benchmarks/ablation.py --sft $(RUN) --out runs/ablation
+	$(py) benchmarks/table_2.py --sft $(RUN) --out runs/ablation
 
 clean:
 	rm -rf $(VENV) runs checkpoints

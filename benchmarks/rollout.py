@@ -395,7 +395,7 @@ async def compare(
             with watch.phase() as phase:
                 parts = await lock_step(env, act, tasks[0], episodes, args)
             note("lock-step" + at, phase)
-            cached, tokens, loop = len(act.policy._cache), act.tokens, time.thread_time()
+            cached, tokens, loop = len(act.policy.feature_cache), act.tokens, time.thread_time()
             wanderer.replied = []
             with (
                 watch.phase() as phase,
@@ -435,7 +435,7 @@ async def compare(
         "episodes": args.tasks * episodes,
         "steps": steps,
         "failures": dict(env.failures),
-        "distinct screenshots": len(act.policy._cache) - cached,
+        "distinct screenshots": len(act.policy.feature_cache) - cached,
         "sampled tokens/s": round((act.tokens - tokens) / phase.seconds),
         "prompt tokens, mean": round(
             sum(len(s.prompt_ids) for e in played for s in e.steps) / steps

@@ -174,7 +174,7 @@ def timed(
     run(parts[-1])
     synchronize()
     warm_up = time.monotonic() - began
-    policy._cache.clear()  # the first pass encodes the screenshots
+    policy.feature_cache.clear()  # the first pass encodes the screenshots
     if DEVICE.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -324,7 +324,7 @@ def main() -> None:
     if DEVICE.type == "cuda":
         grads = {name: g.cpu() for name, g in grads.items()}
         policy.float()
-        policy._cache.clear()
+        policy.feature_cache.clear()
         policy.checkpointing = "on"
         with torch.compiler.set_stance("force_eager"):
             truth = gradient(policy, few, ours).cpu()

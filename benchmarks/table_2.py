@@ -1,7 +1,7 @@
 """Table 2 on the pocket arena: what joint RL of both roles adds, and which part of it.
 
-    python benchmarks/ablation.py --sft runs/demo                        # 4 rows x 3 seeds, one after another
-    python benchmarks/ablation.py --sft runs/demo --jobs 4 --browsers 2  # on a machine with cores to spare
+    python benchmarks/table_2.py --sft runs/demo                        # 4 rows x 3 seeds, one after another
+    python benchmarks/table_2.py --sft runs/demo --jobs 4 --browsers 2  # on a machine with cores to spare
 
 A row is train_rl.py with the row's flags, then evaluate.py on pocket-eval (new instances of the training templates)
 with every --every-th batch's adapters, and on pocket-new (templates that no demonstration and no RL task has) with the
@@ -85,12 +85,12 @@ def main() -> None:
     args = parse_args()
     if args.batches % args.every:
         sys.exit(
-            f"ablation.py: --every {args.every}: expected a divisor of --batches, {args.batches}"
+            f"table_2.py: --every {args.every}: expected a divisor of --batches, {args.batches}"
         )
     starts = ["sft", *["sft-no-plan"] * any(start_of(row) == "sft-no-plan" for row in args.rows)]
     for name in ("decomposer", "actor", *["actor-no-plan"] * ("sft-no-plan" in starts)):
         if not (args.sft / name / "config.json").exists():
-            sys.exit(f"ablation.py: no checkpoint at {args.sft / name}; `make ablation` makes it")
+            sys.exit(f"table_2.py: no checkpoint at {args.sft / name}; `make ablation` makes it")
     args.out.mkdir(parents=True, exist_ok=True)
     runs = [(start, None) for start in starts] + [
         (row, seed) for seed in args.seeds for row in args.rows
@@ -99,7 +99,7 @@ def main() -> None:
         failed = [name for name in pool.map(lambda run: play(args, *run), runs) if name]
     if failed:
         sys.exit(
-            f"ablation.py: failed: {', '.join(failed)}; see the logs in {args.out}, and run the same command again"
+            f"table_2.py: failed: {', '.join(failed)}; see the logs in {args.out}, and run the same command again"
         )
     text = results(args)
     curves(args, args.out / "curves.png")
