@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import OrderedDict
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,11 +19,21 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
+from transformers.utils import cached_file
 
 from jhima.coordinates import MERGE, PATCH
 from jhima.models.positions import expand, mrope_positions
-from jhima.models.vision import block, decode, image_key, patchify, vision_features
+from jhima.models.vision import (
+    FeatureCache,
+    Features,
+    block,
+    decode,
+    image_key,
+    patchify,
+    vision_features,
+)
 from jhima.prompts import Prompt, Prompts, load_prompts, save_prompts
+from jhima.run_directory import write_whole
 
 # The language model's seven linear layers and nothing else: a bare suffix list would also hit the vision tower,
 # whose adapters vLLM ignores without a word, so that sampling and training would part.
@@ -79,6 +87,7 @@ class Policy(nn.Module):
         )
         self.checkpointing = checkpointing
         self.checkpoint = ""  # the folder or hub name that it was loaded from
+        self.unchanged_files: dict[str, bytes] = {}  # of that checkpoint, see UNCHANGED_FILES
         self._vision_block = block
         self._token_bytes: float | None = None
         for module in model.modules():  # see `hidden`
@@ -98,8 +107,7 @@ class Policy(nn.Module):
         forbidden[[i for i in tokenizer.all_special_ids if i < len(forbidden)]] = True
         forbidden[self.im_end] = False
         self.register_buffer("forbidden", forbidden, persistent=False)
-        self._cache: OrderedDict[bytes, tuple[Tensor, tuple[int, int]]] = OrderedDict()
-        self._cache_left = cache_bytes
+        self.feature_cache = FeatureCache(cache_bytes)
 
     @property
     def base(self) -> Qwen2_5_VLForConditionalGeneration:
@@ -152,49 +160,44 @@ class Policy(nn.Module):
 
     # ---- images ----
 
-    def features(self, images: list[bytes]) -> list[tuple[Tensor, tuple[int, int]]]:
-        """Vision features [tokens, hidden] on the model's device, and patch grid, of each image."""
-        return [(f.to(self.device, non_blocking=True), grid) for f, grid in self.encode(images)]
+    def features(self, images: list[bytes]) -> list[Features]:
+        """Vision features of each image, on the model's device."""
+        return [
+            Features(states.to(self.device, non_blocking=True), grid)
+            for states, grid in self.encode(images)
+        ]
 
-    def encode(self, images: list[bytes]) -> list[tuple[Tensor, tuple[int, int]]]:
-        """Vision features [tokens, hidden] and patch grid of each image.
+    def encode(self, images: list[bytes]) -> list[Features]:
+        """Vision features of each image.
 
-        With a frozen tower each distinct screenshot is encoded once, without gradient, and kept in host memory: the
-        sampler, both optimisation passes and every sample that shares it use the same features.
+        With a frozen tower each distinct screenshot is encoded once, without gradient, and kept in
+        host memory: the sampler, both optimisation passes and every sample that shares it use the
+        same features.
         """
         keys = [image_key(image) for image in images]
-        found = {} if self.tune_vision else {k: self._cache[k] for k in keys if k in self._cache}
-        missing = {
-            k: decode(image) for k, image in zip(keys, images) if k not in found
-        }  # [H, W, 3] each
-        for shape in {pixels.shape for pixels in missing.values()}:
-            same = [k for k in missing if missing[k].shape == shape]
+        known: dict[bytes, Features] = {}
+        pixels: dict[bytes, Tensor] = {}  # of new images: [H, W, 3] each
+        for key, image in zip(keys, images):
+            cached = self.feature_cache.get(key)
+            if cached is not None:
+                known[key] = cached
+            elif key not in pixels:
+                pixels[key] = decode(image)
+        for shape in {image.shape for image in pixels.values()}:
+            same = [key for key in pixels if pixels[key].shape == shape]
             grid = (shape[0] // PATCH, shape[1] // PATCH)
-            pixels = torch.stack([missing[k] for k in same]).to(
-                self.device, non_blocking=True
-            )  # [B, H, W, 3]
-            with nullcontext() if self.tune_vision else torch.no_grad():
-                # [B, n / 4, hidden]
-                features = vision_features(
-                    self.base.model.visual, patchify(pixels), grid, self._vision_block
-                )
+            batch = torch.stack([pixels[key] for key in same])  # [B, H, W, 3]
+            patches = patchify(batch.to(self.device, non_blocking=True))
+            with torch.set_grad_enabled(self.tune_vision and torch.is_grad_enabled()):
+                tower = self.base.model.visual
+                states = vision_features(tower, patches, grid, self._vision_block)
             if not self.tune_vision:
-                features = features.cpu()
-            found |= {k: (f, grid) for k, f in zip(same, features)}
+                states = states.cpu()  # [B, n / 4, hidden]
+            known |= {key: Features(image, grid) for key, image in zip(same, states)}
         if not self.tune_vision:
-            self._remember(found)
-        return [found[k] for k in keys]
-
-    def _remember(self, found: dict[bytes, tuple[Tensor, tuple[int, int]]]) -> None:
-        for key, (features, grid) in found.items():
-            if key not in self._cache:
-                self._cache[key] = (
-                    features.clone(),
-                    grid,
-                )  # a view would keep the whole batch alive
-                self._cache_left -= features.nbytes
-        while self._cache_left < 0 and self._cache:
-            self._cache_left += self._cache.popitem(last=False)[1][0].nbytes
+            for key, features in known.items():
+                self.feature_cache.add(key, features)
+        return [known[key] for key in keys]
 
     # ---- the model's inputs ----
 
@@ -214,7 +217,7 @@ class Policy(nn.Module):
         for prompt, (_, grid), response in zip(prompts, features, responses):
             tokens = grid[0] * grid[1] // MERGE**2
             rows.append(torch.tensor(expand(prompt, self.image_pad, tokens) + response))
-            positions.append(mrope_positions(rows[-1], self.image_pad, grid))
+            positions.append(mrope_positions(rows[-1], self.image_pad, [grid]))
         ids = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_side=pad).to(
             self.device, non_blocking=True
         )
@@ -248,12 +251,18 @@ class Policy(nn.Module):
                 inputs_embeds=embeds, position_ids=positions, attention_mask=mask, **cache
             ).last_hidden_state
 
-    def compile(self) -> None:
-        """Compiles the decoder layers, one graph for all layers and all lengths, and the tower's, one a picture size.
+    def worth_compiling(self) -> bool:
+        """Whether compiled layers pay: a small model's took 77 s to compile for 0.5 s of work."""
+        size = sum(p.numel() for p in self.base.model.language_model.parameters())
+        return self.device.type == "cuda" and size > 500_000_000
 
-        The graph is for one sample at a time, which keeps a GPU busy where compiling pays at all; several at once run
-        as they are. A compiled layer must keep its parameters' dtypes: torch does not notice that they change, and reads
-        beyond them. cuDNN's attention is switched off, for it plans anew for each length.
+    def compile(self) -> None:
+        """Compiles the decoder layers (one graph for all) and the tower's (one per picture size).
+
+        The layers' graph is for one sample at a time, which keeps a GPU busy where compiling pays
+        at all; several at once run uncompiled. A compiled layer must keep its parameters' dtypes:
+        torch does not notice that they change, and reads beyond them. cuDNN's attention is
+        switched off because it plans anew for each length.
         """
         torch.backends.cuda.enable_cudnn_sdp(False)
         for layer in self.base.model.language_model.layers:
@@ -261,36 +270,37 @@ class Policy(nn.Module):
         self._vision_block = torch.compile(block)
 
     def _choose_checkpointing(self, embeds: Tensor, positions: Tensor) -> None:
-        """Sets whether the backward pass of this micro-batch [B, L, H] will recompute the layers."""
+        """Sets whether the backward pass of this micro-batch [B, L, H] recomputes the layers."""
         recompute = self.checkpointing == "on"
         if self.checkpointing == "auto" and embeds.device.type == "cuda":
-            if (
-                self._token_bytes is None
-            ):  # measured on a few tokens: it depends on kernels, compiler and rank
-                length = min(256, embeds.shape[1])
-                before = torch.cuda.memory_allocated()
-                kept = self.hidden(embeds[:1, :length], positions[:, :1, :length], use_cache=False)
-                self._token_bytes = (torch.cuda.memory_allocated() - before) / length
-                del kept
-            needed = (
-                1.2 * self._token_bytes * embeds.shape[0] * embeds.shape[1]
-            )  # 1.2: the backward pass's own
-            recompute = needed > free_memory()
+            if self._token_bytes is None:
+                self._token_bytes = self._measure_token_bytes(embeds, positions)
+            tokens = embeds.shape[0] * embeds.shape[1]
+            recompute = 1.2 * self._token_bytes * tokens > free_memory()  # 0.2: the backward's own
         for layer in self.base.model.language_model.layers:
             layer.gradient_checkpointing = recompute
             layer._gradient_checkpointing_func = _checkpoint
 
+    def _measure_token_bytes(self, embeds: Tensor, positions: Tensor) -> float:
+        """Bytes of activations per token; they depend on kernels, compiler and adapter rank."""
+        length = min(256, embeds.shape[1])
+        before = torch.cuda.memory_allocated()
+        kept = self.hidden(embeds[:1, :length], positions[:, :1, :length], use_cache=False)
+        token_bytes = (torch.cuda.memory_allocated() - before) / length
+        del kept  # until here it holds its activations
+        return token_bytes
+
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [n, V] in float32 of hidden states [n, H]; ids that no reply may contain are at minus infinity."""
+        """Float32 logits [n, V] of hidden states [n, H]; forbidden ids have minus infinity."""
         return self.base.lm_head(hidden).float().masked_fill(self.forbidden, float("-inf"))
 
-    # ---- the one place that computes log-probs ----
+    # ---- log-probs: for RL and the tests; training/packing.py has the same for packed samples ----
 
     def forward(self, samples: list[Sample], temperature: float = 1.0, entropy: bool = False):
         """log pi(y_u | prompt, y_<u) of every response token of every sample, concatenated: [n].
 
-        `temperature` divides the logits, as it did when the tokens were sampled. With `entropy`, returns also the
-        distribution's entropy at each token [n], without gradient.
+        `temperature` divides the logits, as it did when the tokens were sampled. With `entropy`,
+        returns also the distribution's entropy at each token [n], without gradient.
         """
         embeds, positions, mask = self.embed(
             [s.prompt_ids for s in samples],
@@ -299,17 +309,19 @@ class Policy(nn.Module):
         )
         if torch.is_grad_enabled():
             self._choose_checkpointing(embeds, positions)
-        # Padding lies to the right, where causal attention never looks from a real token: no mask, a faster kernel.
+        # Padding lies to the right, where causal attention never looks from a real token: so no
+        # mask is needed, and a faster kernel runs.
         hidden = self.hidden(embeds, positions, use_cache=False)  # [B, L, H]
-        # The state before a token predicts it: response token u of sample b sits at lengths[b] - |y| + u.
-        lengths = mask.sum(1).tolist()
-        row, column, target = torch.tensor(
-            [
-                (b, lengths[b] - len(s.response_ids) + u - 1, y)
-                for b, s in enumerate(samples)
-                for u, y in enumerate(s.response_ids)
-            ]
-        ).T.to(self.device, non_blocking=True)  # [n] each
+        rows, columns, targets = [], [], []
+        for b, (s, length) in enumerate(zip(samples, mask.sum(1).tolist())):
+            n = len(s.response_ids)
+            first = length - n - 1  # the state before a token predicts it
+            rows += [b] * n
+            columns += range(first, first + n)
+            targets += s.response_ids
+        row, column, target = torch.tensor([rows, columns, targets]).to(
+            self.device, non_blocking=True
+        )  # [n] each
         logp = (self.logits(hidden[row, column]) / temperature).log_softmax(-1)  # [n, V]
         chosen = logp.gather(-1, target[:, None])[:, 0]  # [n]
         if not entropy:
@@ -319,11 +331,16 @@ class Policy(nn.Module):
 
 
 def _compiled_for_one(forward):
-    """A decoder layer's forward, compiled where it gets one sample: hidden [1, L, H]."""
+    """A decoder layer's forward, compiled for training on one sample: hidden [1, L, H].
+
+    With a key-value cache (sampling) it runs as it is: the graph knows no cache.
+    """
     compiled = torch.compile(forward, dynamic=True)
 
     def either(hidden: Tensor, *args, **kwargs):
-        return (compiled if len(hidden) == 1 else forward)(hidden, *args, **kwargs)
+        if len(hidden) == 1 and kwargs.get("past_key_values") is None:
+            return compiled(hidden, *args, **kwargs)
+        return forward(hidden, *args, **kwargs)
 
     return either
 
@@ -380,6 +397,7 @@ def load_policy(
         )
     policy = Policy(model, tokenizer, load_prompts(checkpoint, prompts), **options).to(device)
     policy.checkpoint = str(checkpoint)
+    policy.unchanged_files = read_unchanged(checkpoint)
     return policy
 
 
@@ -402,6 +420,11 @@ def check_checkpoint(checkpoint: str | Path, made_by: str = "") -> None:
         raise ValueError(
             f"{checkpoint}: expected a Qwen2.5-VL (model_type qwen2_5_vl), got {kind!r}{hint}"
         )
+    if not any((folder / name).is_file() for name in IMAGE_PROCESSOR_FILES):
+        raise ValueError(
+            f"{checkpoint}: no preprocessor_config.json, without which vLLM does not start; "
+            f"copy it from the model that this one was fine-tuned from{hint}"
+        )
 
 
 def save_policy(policy: Policy, folder: str | Path, state: dict[str, Tensor] | None = None) -> None:
@@ -409,4 +432,30 @@ def save_policy(policy: Policy, folder: str | Path, state: dict[str, Tensor] | N
     policy.model.save_pretrained(folder, state_dict=state)
     if not isinstance(policy.model, PeftModel):
         policy.tokenizer.save_pretrained(folder)
+        for name, content in policy.unchanged_files.items():
+            write_whole(Path(folder) / name, content)
     save_prompts(policy.prompts, folder)
+
+
+# An image processor's settings are in the first or, as transformers 5 writes them, in the second.
+IMAGE_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+# What training does not change, apart from the tokenizer: transformers and vLLM need the first two.
+UNCHANGED_FILES = (
+    *IMAGE_PROCESSOR_FILES,
+    "video_preprocessor_config.json",
+    "generation_config.json",
+    "chat_template.json",
+)
+
+
+def read_unchanged(checkpoint: str | Path) -> dict[str, bytes]:
+    """The contents of those of UNCHANGED_FILES that a checkpoint folder (or hub name) has.
+
+    Read when the model is loaded: when it is saved, days later, the hub may not answer.
+    """
+    contents = {}
+    for name in UNCHANGED_FILES:
+        path = cached_file(checkpoint, name, _raise_exceptions_for_missing_entries=False)
+        if path is not None:
+            contents[name] = Path(path).read_bytes()
+    return contents

@@ -133,7 +133,7 @@ def test_positions_equal_upstreams(policy):
         mm_token_type_ids=(ids[None] == policy.image_pad).long(),
         image_grid_thw=torch.tensor([[1, *grid]]),
     )
-    assert torch.equal(mrope_positions(ids, policy.image_pad, grid), upstream[:, 0])
+    assert torch.equal(mrope_positions(ids, policy.image_pad, [grid]), upstream[:, 0])
 
 
 def test_special_tokens_in_a_task_stay_text(policy):

@@ -183,7 +183,7 @@ def test_positions_of_a_batch_are_the_policys():
         ids = torch.full((TOKENS + 40,), 5)
         ids[start : start + TOKENS] = 9
         assert torch.equal(
-            positions(torch.tensor([start]), len(ids))[:, 0], mrope_positions(ids, 9, GRID)
+            positions(torch.tensor([start]), len(ids))[:, 0], mrope_positions(ids, 9, [GRID])
         )
 
 
