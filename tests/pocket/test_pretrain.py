@@ -1,4 +1,4 @@
-"""The pocket base model's lessons: what they may hold, that batches are what the policy computes, and the collector."""
+"""The pocket base model: what its lessons may hold, batches against the policy, the collector."""
 
 from __future__ import annotations
 
@@ -72,24 +72,25 @@ def test_the_collector_keeps_pictures_with_what_they_show_and_goes_on(folder, pa
 
 
 def test_no_lesson_holds_what_rl_or_evaluation_asks(pages):
-    """Lessons come from fine-tuning's half of the training tasks alone, and none is an evaluation task's instruction."""
+    """Lessons come from fine-tuning's half of the training tasks; none is an evaluation task."""
     names, rng = names_of(pages), random.Random(0)
-    evaluation = {
-        task["intent"] for split in ("eval", "new", "rl") for task in task_list(split)
-    } - {t["intent"] for t in task_list("demos")}
+    kept_back = task_list("eval") + task_list("new") + task_list("rl")
+    shown = {task["intent"] for task in task_list("demos")}
+    evaluation = {task["intent"] for task in kept_back} - shown
     asked = [lesson(pages[0], "plan", names, rng) for _ in range(2000)]
     assert not {user.removeprefix("Plan ") for user, _ in filter(None, asked)} & evaluation
     asked = [lesson(pages[0], "finish", names, rng) for _ in range(2000)]
     assert not {user.splitlines()[0].removeprefix("Task ") for user, _ in asked} & evaluation
-    assert not evaluation & {intent for intent, *_ in names.tasks}
+    assert not evaluation & {task.intent for task in names.tasks}
 
 
 def test_plans_are_copied_from_their_instruction(pages):
     names, rng = names_of(pages), random.Random(1)
-    for user, reply in filter(None, (lesson(pages[0], "plan", names, rng) for _ in range(500))):
-        assert set(re.findall(r"\d+", " ".join(read_plan(reply)))) <= set(
-            re.findall(r"\d+", user)
-        ) or user[5:] in dict((task[0], 0) for task in names.tasks)
+    intents = {task.intent for task in names.tasks}
+    asked = [lesson(pages[0], "plan", names, rng) for _ in range(500)]
+    for user, reply in filter(None, asked):
+        numbers = set(re.findall(r"\d+", " ".join(read_plan(reply))))
+        assert numbers <= set(re.findall(r"\d+", user)) or user[5:] in intents
 
 
 @pytest.mark.parametrize("kind", ["click", "follow", "write"])

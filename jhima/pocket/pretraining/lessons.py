@@ -1,22 +1,24 @@
-"""What the pocket base model is asked: lessons about one picture, in the very prompt formats that fine-tuning uses.
+"""The pocket base model's lessons: questions about one picture, in fine-tuning's prompt formats.
 
 Seeing
-    read     what stands on each line (dense: every word and its place is a target)
-    point    what stands at a place
-    value    what a caption's value is
+    read     what each line says (dense: every word and its position is a target)
+    point    what is written at a point
+    value    the value next to a caption
     click    where a named element is, answered as the actor answers
-Following: the actor's prompt in the middle of a training task's plan, with names from anywhere put in the place of its
-own and the moves so far in its history, so that only plan and history tell what is next
+Following: the actor's prompt in the middle of a training task's plan. Names from all over the arena
+replace the task's own, and the history lists the moves so far, so that only the plan and the
+history tell which move comes next.
     follow   an element to click
     write    a field, and the text to type
     answer   a value to read off the page
     finish   nothing: all is done
 Planning
-    plan     an instruction's subtasks, with names from anywhere put in the place of its own: there is nothing to
-             remember and everything to copy. What must be known (where a shop keeps its mugs) is left to fine-tuning and RL
-Half of the pages are shuffled: rows cut out of two pictures, in any order, so that no row has a place to be remembered.
-Tasks are those of fine-tuning's half (`pocket-demos`): no instruction of RL's half or of evaluation is in any lesson,
-and no template that is held out for evaluation.
+    plan     an instruction's subtasks, also with replaced names: nothing can be remembered, and
+             everything must be copied. What has to be known (where a shop keeps its mugs) is left
+             to fine-tuning and RL
+Half of the pages are shuffled: rows cut out of two pictures, in any order, so that the model cannot
+remember where a row stands. Tasks come from fine-tuning's half (`pocket-demos`): no lesson holds an
+instruction of RL's half or of evaluation, or a template that is held out for evaluation.
 """
 
 from __future__ import annotations
@@ -25,323 +27,320 @@ import json
 import random
 import re
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from zlib import crc32
 
+from jhima import prompts
 from jhima.actions import format_reply
 from jhima.coordinates import FACTOR
 from jhima.pocket.pretraining.model import PROMPTS, VIEWPORT
 from jhima.pocket.tasks.generate import solutions, task_list
-from jhima.pocket.tasks.intents import Answer, Click, Move, Write, operation
+from jhima.pocket.tasks.intents import Answer, Click, Move, Subtask, Write, operation
 
-# Lessons of each kind about a picture: while the model learns to read at all, and after that.
+# fmt: off
+# Lessons of each kind per picture: while the model learns to read at all, and after that.
 EARLY = {"read": 1, "point": 1, "value": 1, "click": 3, "write": 1, "plan": 1}
-
-
-LATE = {
-    "read": 0.4,
-    "point": 1,
-    "value": 1,
-    "click": 3,
-    "follow": 4,
-    "write": 2,
-    "answer": 1.5,
-    "finish": 0.5,
-    "plan": 3,
-}
-
+LATE = {"read": 0.4, "point": 1, "value": 1, "click": 3, "follow": 4, "write": 2, "answer": 1.5,
+        "finish": 0.5, "plan": 3}
+# fmt: on
 
 HELD_OUT = 10  # one page address in ten is for evaluation (see read_pages)
-
-
-BANDS = (
-    VIEWPORT // FACTOR
-)  # a picture is so many bands of 28 px, and a page's rows lie each in one of them
+BANDS = VIEWPORT // FACTOR  # a picture has this many bands of 28 px; each row of a page fills one
 
 
 @dataclass(frozen=True)
 class Page:
+    """One picture that pages.py collected, and what it shows. Positions are in px."""
+
     image: Path
-    rows: list[dict]
-    elements: list[dict]
+    rows: list[dict]  # text, caption, and x, y: the middle of the row
+    elements: list[dict]  # label, field, and x, y, width, height of the box to click
     scrambled: bool
     held_out: bool
 
     def unique(self, field: bool) -> list[dict]:
-        """Elements that their label tells from all others."""
+        """The fields, or all other elements, whose label no other element has."""
         labels = [e["label"] for e in self.elements]
         return [e for e in self.elements if e["field"] == field and labels.count(e["label"]) == 1]
 
     def bands(self) -> tuple[list[int], list[int]]:
-        """Numbers of the bands below the header that hold something, and of those that are blank; none where a row
-        takes two bands, for then the page cannot be cut."""
-        rows = {row["y"] / FACTOR - 0.5 for row in self.rows} | {
-            e["y"] // FACTOR for e in self.elements
-        }
-        if any(row % 1 for row in rows):
+        """The filled and the blank bands below the header.
+
+        Both are empty if a row takes up two bands, because such a page cannot be cut.
+        """
+        filled = {row["y"] / FACTOR - 0.5 for row in self.rows}
+        filled |= {e["y"] // FACTOR for e in self.elements}
+        if any(band % 1 for band in filled):
             return [], []
-        return [n for n in range(1, BANDS) if n in rows], [
-            n for n in range(1, BANDS) if n not in rows
-        ]
+        below = range(1, BANDS)
+        return [band for band in below if band in filled], [b for b in below if b not in filled]
+
+
+@dataclass(frozen=True)
+class NamedTask:
+    """A fine-tuning task, and the names in its instruction that a lesson replaces."""
+
+    intent: str
+    titles: list[str]  # of its subtasks
+    names: list[str]  # the longest first
 
 
 @dataclass(frozen=True)
 class Names:
-    """What lessons draw from: phrases of the pages to learn from, texts to type, and fine-tuning's tasks."""
+    """What lessons draw from."""
 
-    phrases: list[str]
-    texts: list[str]
-    tasks: list[
-        tuple[str, tuple[str, ...], tuple[str, ...]]
-    ]  # intent, subtask titles, the names in them
+    phrases: list[str]  # short rows of the training pages
+    texts: list[str]  # what fine-tuning's tasks type
+    tasks: list[NamedTask]
 
 
 def read_pages(folder: Path) -> list[Page]:
     """The pages that pages.py collected.
 
-    Held out: all pictures of one address in ten, among kinds of page with eight addresses or more. So what is held out
-    is a page never seen of a kind that was: product pages but this one, not the only settings page.
+    All pictures of one address in ten are held out, among kinds of page with at least eight
+    addresses. So a held-out page is new, but its kind is known: one of many product pages, never
+    the only settings page.
     """
-    rows = [json.loads(line) for line in (folder / "pages.jsonl").read_text("utf-8").splitlines()]
+    lines = (folder / "pages.jsonl").read_text("utf-8").splitlines()
+    records = [json.loads(line) for line in lines]
+    addresses = [address(record) for record in records]
     kinds: dict[tuple[str, ...], set[str]] = defaultdict(set)
-    for site, path in (address(row) for row in rows if not row["scrambled"]):
-        kinds[kind_of(site, path)].add(path.strip("/"))
-    held_out = {
-        (site, path)
-        for site, path in map(address, rows)
-        if len(kinds[kind_of(site, path)]) >= 8 and crc32(f"{site}{path}".encode()) % HELD_OUT == 0
-    }
-    return [
-        Page(
-            folder / "images" / row["image"],
-            row["rows"],
-            row["elements"],
-            row["scrambled"],
-            address(row) in held_out,
-        )
-        for row in rows
-    ]
+    for record, (site, path) in zip(records, addresses):
+        if not record["scrambled"]:
+            kinds[kind_of(site, path)].add(path.strip("/"))
+    pages = []
+    for record, (site, path) in zip(records, addresses):
+        common = len(kinds[kind_of(site, path)]) >= 8
+        held_out = common and crc32(f"{site}{path}".encode()) % HELD_OUT == 0
+        image, rows, elements = record["image"], record["rows"], record["elements"]
+        pages.append(Page(folder / "images" / image, rows, elements, record["scrambled"], held_out))
+    return pages
 
 
-def address(row: dict) -> tuple[str, str]:
+def address(record: dict) -> tuple[str, str]:
     """A page's site and path, without its query."""
-    return row["title"].split(" - ")[-1], row["url"].split("?")[0].split("/", 3)[-1]
+    return record["title"].split(" - ")[-1], record["url"].split("?")[0].split("/", 3)[-1]
 
 
 def kind_of(site: str, path: str) -> tuple[str, ...]:
-    """An address without its last part and its numbers.
+    """A page's site and path, with `*` for the last part and for parts that hold a number.
 
     >>> kind_of("Shop", "review/product/list/id/24/")
     ('Shop', 'review', 'product', 'list', 'id', '*')
     """
-    *parts, _ = path.strip("/").split("/")
-    return (site, *("*" if any(c.isdigit() for c in part) else part for part in parts), "*")
+    parts = path.strip("/").split("/")[:-1]
+    return (site, *[re.sub(r".*\d.*", "*", part) for part in parts], "*")
 
 
 def shuffled(
     pages: tuple[Page, Page], rng: random.Random
 ) -> tuple[Page, list[tuple[int, int]]] | None:
-    """A page put together from the rows of two, and where each of its bands comes from: (0 or 1, number of the band).
+    """A page made of two pages' rows, and the source of each of its bands: (0 or 1, band there).
 
-    The first one's header stays on top; blank bands go to the bottom, as on pages. None where a page cannot be cut.
+    The first page's header stays on top; blank bands go to the bottom, as on real pages. None if
+    one of the pages cannot be cut.
     """
-    bands = [page.bands() for page in pages]
-    if not all(filled + blank for filled, blank in bands):
+    (filled_0, blank_0), (filled_1, blank_1) = pages[0].bands(), pages[1].bands()
+    if not filled_0 + blank_0 or not filled_1 + blank_1:
         return None
-    filled, blank = (
-        [(which, n) for which, pair in enumerate(bands) for n in pair[kind]] for kind in (0, 1)
-    )
+    filled = [(0, band) for band in filled_0] + [(1, band) for band in filled_1]
+    blank = [(0, band) for band in blank_0] + [(1, band) for band in blank_1]
     rng.shuffle(filled)
-    order = [(0, 0), *(filled + blank)[: BANDS - 1]]
+    sources = [(0, 0), *(filled + blank)[: BANDS - 1]]
+    rows, elements = [], []
+    for target, (which, band) in enumerate(sources):
+        shift = (target - band) * FACTOR
+        rows += _shifted(pages[which].rows, band, shift)
+        elements += _shifted(pages[which].elements, band, shift)
+    return Page(pages[0].image, rows, elements, True, False), sources
 
-    def moved(things: str) -> list[dict]:
-        return [
-            thing | {"y": thing["y"] + (to - n) * FACTOR}
-            for to, (which, n) in enumerate(order)
-            for thing in getattr(pages[which], things)
-            if thing["y"] // FACTOR == n
-        ]
 
-    return Page(pages[0].image, moved("rows"), moved("elements"), True, False), order
+def _shifted(boxes: list[dict], band: int, shift: int) -> list[dict]:
+    return [box | {"y": box["y"] + shift} for box in boxes if box["y"] // FACTOR == band]
 
 
 def names_of(pages: list[Page]) -> Names:
-    phrases = {
-        row["text"]
-        for page in pages
-        if not page.scrambled
-        for row in page.rows
-        if len(row["text"]) <= 20
-    }
-    tasks = []
-    texts = {"1", "2"}
+    """The phrases of these pages, and the tasks and texts of fine-tuning."""
+    phrases: set[str] = set()
+    for page in pages:
+        if not page.scrambled:
+            phrases |= {row["text"] for row in page.rows if len(row["text"]) <= 20}
+    tasks, texts = [], {"1", "2"}
     for task in task_list("demos"):
-        plan = solutions()[task["intent"]].plan
-        values = tuple(
-            sorted(
-                (str(v) for v in task["instantiation_dict"].values() if str(v) in task["intent"]),
-                key=len,
-                reverse=True,
-            )
-        )
-        tasks.append((task["intent"], tuple(g.title for g in plan), values))
-        texts |= {m.text for g in plan for m in g.moves if isinstance(m, Write)}
+        intent = task["intent"]
+        plan = solutions()[intent].plan
+        values = [str(value) for value in task["instantiation_dict"].values()]
+        names = sorted([value for value in values if value in intent], key=len, reverse=True)
+        tasks.append(NamedTask(intent, [subtask.title for subtask in plan], names))
+        texts |= {move.text for move in moves_of(plan) if isinstance(move, Write)}
     return Names(sorted(phrases), sorted(texts), tasks)
 
 
-def renamed(
-    task: tuple[str, tuple[str, ...], tuple[str, ...]], names: Names, rng: random.Random
-) -> tuple[str, list[str]]:
-    """(intent, subtask titles) of a task with other names: numbers become numbers, words become phrases of the arena.
+def moves_of(plan: Iterable[Subtask]) -> list[Move]:
+    """All moves of a plan in order."""
+    return list(chain.from_iterable(subtask.moves for subtask in plan))
 
-    A task whose subtasks hold a number that its intent does not (one the oracle knows) keeps its names.
 
-    >>> task = ("Post Party in books.", ("Open books", "Post Party to books"), ("Party", "books"))
+def renamed(task: NamedTask, names: Names, rng: random.Random) -> tuple[str, list[str]]:
+    """(intent, subtask titles) of a task with new names: numbers for numbers, phrases for words.
+
+    A task keeps its names if its subtasks hold a number that its intent lacks, which only the
+    oracle can know.
+
+    >>> task = NamedTask("Post Party in books.", ["Open books", "Post Party to books"],
+    ...                  ["Party", "books"])
     >>> renamed(task, Names(["Zoo"], [], []), random.Random(0))
     ('Post Zoo in Zoo.', ['Open Zoo', 'Post Zoo to Zoo'])
     """
-    intent, titles, values = task
-    new = {
-        v: str(rng.randint(1, 999)) if v.isdigit() else rng.choice(names.phrases)
-        for v in values
-        if rng.random() < 0.9
-    }
-    if not new:
-        return intent, list(titles)
-    pattern = re.compile(r"(?<!\w)(?:" + "|".join(map(re.escape, new)) + r")(?!\w)")
-    intent, *swapped = (
-        pattern.sub(lambda found: new[found[0]], text) for text in (intent, *titles)
-    )
-    known = set(re.findall(r"\d+", intent))
-    return (
-        (intent, swapped)
-        if known.issuperset(re.findall(r"\d+", " ".join(swapped)))
-        else (task[0], list(titles))
-    )
+    new_names = {}
+    for name in task.names:
+        if rng.random() >= 0.9:
+            continue
+        if name.isdigit():
+            new_names[name] = str(rng.randint(1, 999))
+        else:
+            new_names[name] = rng.choice(names.phrases)
+    intent = _replace(task.intent, new_names)
+    titles = [_replace(title, new_names) for title in task.titles]
+    if set(re.findall(r"\d+", " ".join(titles))) <= set(re.findall(r"\d+", intent)):
+        return intent, titles
+    return task.intent, task.titles
+
+
+def _replace(text: str, new_names: dict[str, str]) -> str:
+    """Replaces whole words. Longer names go first, because they may contain shorter ones."""
+    if not new_names:
+        return text
+    longest_first = sorted(new_names, key=len, reverse=True)
+    pattern = r"(?<!\w)(?:" + "|".join(map(re.escape, longest_first)) + r")(?!\w)"
+    return re.sub(pattern, lambda match: new_names[match[0]], text)
 
 
 @lru_cache(maxsize=1)
 def forbidden() -> frozenset[str]:
-    kept_from, shown = (
-        {task["intent"] for split in splits for task in task_list(split)}
-        for splits in (("eval", "new", "rl"), ("demos",))
-    )
-    return frozenset(kept_from - shown)
+    """The instructions of RL and of evaluation, except those that fine-tuning has as well."""
+    hidden = task_list("eval") + task_list("new") + task_list("rl")
+    shown = {task["intent"] for task in task_list("demos")}
+    return frozenset({task["intent"] for task in hidden} - shown)
 
 
 def lesson(page: Page, kind: str, names: Names, rng: random.Random) -> tuple[str, str] | None:
-    """(user text, reply) of one lesson about a page; None where the page has nothing to ask about."""
-    rows, buttons, fields = page.rows, page.unique(False), page.unique(True)
-    pairs = [
-        (row["caption"], row["text"][len(row["caption"]) :].strip())
-        for row in rows
-        if row["caption"]
-    ]
-    pairs = [(caption, value) for caption, value in pairs if value]
-    if kind == "read" and rows:
-        return "Read", "\n".join(f"{round(row['y'])} {row['text']}" for row in rows)
-    if kind == "point" and rows:
-        row = rng.choice(rows)
-        return f"Read {round(row['x'])} {round(row['y'])}", row["text"]
-    if kind == "value" and pairs:
-        caption, value = rng.choice(pairs)
-        return f"Read {caption}", value
-    if kind == "click" and buttons + fields:
-        return click_on(rng.choice(buttons + fields))
-    if kind == "follow" and buttons:
-        e = rng.choice(buttons)
-        return _midway(names, rng, Click(e["label"])), _click(e)
-    if kind == "write" and fields:
-        e, text = (
-            rng.choice(fields),
-            rng.choice(names.texts if rng.random() < 0.5 else names.phrases),
-        )
-        move = Write(e["label"], text)
-        return _midway(names, rng, move), format_reply(
-            operation(move), [_at(e), f"write(message={text!r})"]
-        )
-    if kind == "answer" and pairs:
-        caption, value = rng.choice(pairs)
-        return _midway(names, rng, Answer(value), caption.lower()), format_reply(
-            f"Answer {value}", [f"response(answer={value!r})", "terminate(status='success')"]
-        )
-    if kind == "finish":
-        return _midway(names, rng, None), format_reply("Finish", ["terminate(status='success')"])
-    if kind == "plan":
-        intent, titles = renamed(rng.choice(names.tasks), names, rng)
-        if intent not in forbidden():
-            return PROMPTS.decomposer(intent, b"").user, "\n".join(
-                f"{n}. {title}" for n, title in enumerate(titles, 1)
-            )
+    """(user text, reply) of one lesson about a page; None if the page has nothing to ask about."""
+    buttons, fields, pairs = page.unique(field=False), page.unique(field=True), _pairs(page)
+    match kind:
+        case "read" if page.rows:
+            lines = [f"{round(row['y'])} {row['text']}" for row in page.rows]
+            return "Read", "\n".join(lines)
+        case "point" if page.rows:
+            row = rng.choice(page.rows)
+            return f"Read {round(row['x'])} {round(row['y'])}", row["text"]
+        case "value" if pairs:
+            caption, value = rng.choice(pairs)
+            return f"Read {caption}", value
+        case "click" if buttons + fields:
+            return click_on(rng.choice(buttons + fields))
+        case "follow" if buttons:
+            button = rng.choice(buttons)
+            return _midway(names, rng, Click(button["label"])), _click(button)
+        case "write" if fields:
+            field = rng.choice(fields)
+            text = rng.choice(names.texts if rng.random() < 0.5 else names.phrases)
+            move = Write(field["label"], text)
+            calls = [_click_call(field), f"write(message={text!r})"]
+            return _midway(names, rng, move), format_reply(operation(move), calls)
+        case "answer" if pairs:
+            caption, value = rng.choice(pairs)
+            calls = [f"response(answer={value!r})", "terminate(status='success')"]
+            user = _midway(names, rng, Answer(value), caption.lower())
+            return user, format_reply(f"Answer {value}", calls)
+        case "finish":
+            user = _midway(names, rng, None)
+            return user, format_reply("Finish", ["terminate(status='success')"])
+        case "plan":
+            intent, titles = renamed(rng.choice(names.tasks), names, rng)
+            if intent not in forbidden():
+                return PROMPTS.decomposer(intent, b"").user, plan_text(titles)
     return None
 
 
-def click_on(e: dict) -> tuple[str, str]:
+def _pairs(page: Page) -> list[tuple[str, str]]:
+    """The page's captions, each with the value next to it."""
+    pairs = []
+    for row in page.rows:
+        value = row["text"][len(row["caption"]) :].strip()
+        if row["caption"] and value:
+            pairs.append((row["caption"], value))
+    return pairs
+
+
+def plan_text(titles: Iterable[str]) -> str:
+    """The decomposer's reply with these subtasks."""
+    return PROMPTS.plan_text([prompts.Subtask(title) for title in titles])
+
+
+def click_on(element: dict) -> tuple[str, str]:
     """The lesson whose task and plan are to click an element."""
-    return PROMPTS.actor(f"Click {e['label']}", [f"Click {e['label']}"], [], b"").user, _click(e)
+    task = f"Click {element['label']}"
+    return PROMPTS.actor(task, [task], [], b"").user, _click(element)
 
 
 def lessons(page: Page, names: Names, rng: random.Random, early: bool) -> list[tuple[str, str]]:
-    """All lessons about a page for one batch."""
-    kinds = [
-        kind
-        for kind, count in (EARLY if early else LATE).items()
-        for _ in range(int(count) + (rng.random() < count % 1))
-    ]
-    return [found for kind in kinds if (found := lesson(page, kind, names, rng))]
+    """All lessons about a page for one batch. A count of 1.5 means one lesson or two, by chance."""
+    kinds = []
+    for kind, count in (EARLY if early else LATE).items():
+        kinds += [kind] * (int(count) + (rng.random() < count % 1))
+    candidates = [lesson(page, kind, names, rng) for kind in kinds]
+    return [candidate for candidate in candidates if candidate]
 
 
-def _at(e: dict) -> str:
-    return f"click(x={round(e['x'] + e['width'] / 2)}, y={round(e['y'] + e['height'] / 2)})"
+def _click_call(box: dict) -> str:
+    x, y = round(box["x"] + box["width"] / 2), round(box["y"] + box["height"] / 2)
+    return f"click(x={x}, y={y})"
 
 
-def _click(e: dict) -> str:
-    return format_reply(f"Click {e['label']}", [_at(e)])
+def _click(element: dict) -> str:
+    return format_reply(f"Click {element['label']}", [_click_call(element)])
 
 
-def _midway(names: Names, rng: random.Random, move: Move | None, asked: str = "") -> str:
-    """The actor's prompt where `move` is next in a task's plan (None: where all is done), under other names.
+def _midway(names: Names, rng: random.Random, move: Move | None, topic: str = "") -> str:
+    """The actor's prompt where `move` is next in a task's plan (None: where all is done).
 
-    asked: what an Answer is to be about. Half of the plans keep the names of all other moves.
+    The move's own names are in the plan and the task; the other moves keep their names in half of
+    the prompts, and have random ones in the rest. topic: what an Answer is about.
     """
-    intent = rng.choice(names.tasks)[0]
-    plan = solutions()[intent].plan
-    moves = [m for subtask in plan for m in subtask.moves]
-    places = [at for at, m in enumerate(moves) if type(m) is type(move)]
+    task = rng.choice(names.tasks)
+    moves = moves_of(solutions()[task.intent].plan)
+    positions = [i for i, planned in enumerate(moves) if type(planned) is type(move)]
     if move is None and not isinstance(moves[-1], Answer):  # an answer ends the episode itself
-        places = [len(moves)]
-    if not places:
-        return _midway(names, rng, move, asked)
-    at = rng.choice(places)
-    new = (
-        {text: rng.choice(names.phrases) for m in moves for text in _texts(m)}
-        if rng.random() < 0.5
-        else {}
-    )
-    new |= dict(zip(_texts(moves[at]), _texts(move))) if move else {}
-    pattern = re.compile(
-        r"(?<!\w)(?:" + "|".join(map(re.escape, sorted(new, key=len, reverse=True))) + r")(?!\w)"
-    )
-
-    def swap(text: str) -> str:
-        return pattern.sub(lambda found: new[found[0]], text) if new else text
-
-    titles = [swap(subtask.title) for subtask in plan]
+        positions = [len(moves)]
+    if not positions:
+        return _midway(names, rng, move, topic)
+    position = rng.choice(positions)
+    new_names = {}
+    if rng.random() < 0.5:
+        for text in chain.from_iterable(map(_names_in, moves)):
+            new_names[text] = rng.choice(names.phrases)
+    if move is not None:
+        new_names |= zip(_names_in(moves[position]), _names_in(move))
+    intent = _replace(task.intent, new_names)
+    if intent in forbidden():
+        return _midway(names, rng, move, topic)
+    titles = [_replace(title, new_names) for title in task.titles]
     if isinstance(move, Answer):
-        titles[-1] = f"Answer with the {asked}"
-    if swap(intent) in forbidden():
-        return _midway(names, rng, move, asked)
-    return PROMPTS.actor(swap(intent), titles, [swap(operation(m)) for m in moves[:at]], b"").user
+        titles[-1] = f"Answer with the {topic}"
+    history = [_replace(operation(earlier), new_names) for earlier in moves[:position]]
+    return PROMPTS.actor(intent, titles, history, b"").user
 
 
-def _texts(move: Move) -> tuple[str, ...]:
+def _names_in(move: Move) -> tuple[str, ...]:
     """The names in a move that a plan's lines hold, too."""
-    return (
-        (move.text, move.label)
-        if isinstance(move, Write)
-        else (move.label,)
-        if isinstance(move, Click)
-        else ()
-    )
+    match move:
+        case Write(label, text):
+            return text, label
+        case Click(label):
+            return (label,)
+    return ()
