@@ -125,7 +125,7 @@ def test_what_the_sites_do_to_rewards_is_said_plainly(tmp_path):
         ValueError, match="under different host names: both call their cookie PHPSESSID"
     ):
         check_sites(both, [Task("t-4", ("shopping", "reddit"), "__SHOPPING__", "x", CHECKED)], 1)
-    with pytest.raises(ValueError, match="a replica a process, got 1 for 2"):
+    with pytest.raises(ValueError, match="one replica per process, got 1 for 2"):
         Replicas(one, world=2)
     assert [Replicas(two, rank=rank, world=2).replicas for rank in (0, 1)] == [two[:1], two[1:]]
 
