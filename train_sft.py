@@ -10,7 +10,7 @@ paper's (section 4.3), for 8 GPUs: 2 samples x 4 accumulation steps x 8 = 64. Th
 and chats, where the meta file names them. Running the same command again resumes from the last checkpoint: same
 samples, same numbers.
 
-OUT gets the model, metrics.jsonl with a line a step (see README), and sft.json, which counts what was left out and why.
+OUT gets the model, metrics.jsonl with a line a step (see docs/metrics.md), and sft.json, which counts what was left out and why.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an RL run logs: one JSON line an optimisation step in RUN/metrics.jsonl. The README has the glossary."""
+"""What an RL run logs: one JSON line an optimisation step in RUN/metrics.jsonl. docs/metrics.md has the glossary."""
 
 from __future__ import annotations
 
