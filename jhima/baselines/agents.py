@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from jhima.actions import Action, Dialect, Turn
-from jhima.baselines.chat import Chat, image_part
+from jhima.baselines.chat import ApiChat, screenshot_part
 from jhima.baselines.dialects import DIALECTS, planner, uitars_grid
 from jhima.baselines.prompts import (
     LIBRA_SYSTEM,
@@ -97,9 +97,9 @@ def uitars(start: str, end: str, point: str, grid: Callable[[Size], Size]) -> Me
         ]
         for number, step in enumerate(past):
             if number > len(past) - IMAGES:
-                said.append(_user(image_part(step.png, size)))
+                said.append(_user(screenshot_part(step.png, size)))
             said.append({"role": "assistant", "content": rewrap(step.reply)})
-        return [*said, _user(image_part(seen.png, size))]
+        return [*said, _user(screenshot_part(seen.png, size))]
 
     return messages
 
@@ -132,7 +132,7 @@ def scalecua(task: str, _past: list[Past], operations: list[str], seen: Observat
     return [
         _system(SCALECUA_SYSTEM),
         _user(
-            image_part(seen.png, smart_resize(seen.width, seen.height)),
+            screenshot_part(seen.png, smart_resize(seen.width, seen.height)),
             fill_slots(SCALECUA_USER, task=task, history=history),
         ),
     ]
@@ -146,7 +146,7 @@ def gui_libra(task: str, _past: list[Past], operations: list[str], seen: Observa
     return [
         _system(LIBRA_SYSTEM),
         _user(
-            image_part(seen.png, None),
+            screenshot_part(seen.png, None),
             fill_slots(
                 LIBRA_USER, size=f"{seen.width}x{seen.height}", task=task, history=history or "None"
             ),
@@ -163,7 +163,7 @@ def plan(task: str, _past: list[Past], operations: list[str], seen: Observation)
     )
     return [
         _system(fill_slots(PLANNER_SYSTEM, task=task)),
-        _user(image_part(seen.png, None), fill_slots(PLANNER_USER, history=history or "None")),
+        _user(screenshot_part(seen.png, None), fill_slots(PLANNER_USER, history=history or "None")),
     ]
 
 
@@ -235,8 +235,8 @@ class Baseline:
     """A baseline ready to play. grounder: its name in GROUNDERS and its model, for a planner."""
 
     agent: Agent
-    model: Chat
-    grounder: tuple[str, Chat] | None = None
+    model: ApiChat
+    grounder: tuple[str, ApiChat] | None = None
 
     def act(self, task: str, seed: Callable[[int, int], int], retries: int = 0) -> Act:
         """The Act of one episode. seed(step, try) draws; an unreadable reply is drawn again `retries` times at
@@ -267,7 +267,7 @@ class Baseline:
             return text
         name, model = self.grounder
         image = await asyncio.to_thread(
-            image_part, seen.png, GROUNDERS[name].grid((seen.width, seen.height))
+            screenshot_part, seen.png, GROUNDERS[name].grid((seen.width, seen.height))
         )
         point = await model.reply(GROUNDERS[name].messages(actions[0].target, image), GREEDY, seed)
         return text + planner.GROUND + point

@@ -5,13 +5,13 @@ Read by train_rl.py --milestone W, and by the subgoal analysis (subgoals.py). No
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 from functools import partial
 
 from jhima.actions import Action
 from jhima.episodes import Episode
+from jhima.models.openai_client import image_part
 from jhima.webarena.judge import Judge
 
 
@@ -36,15 +36,7 @@ def request(task: str, subtasks: list[str], e: Episode) -> list[dict]:
     }
     # A page may hold half a character, which has no UTF-8 and would fail the request.
     text = json.dumps(asked, ensure_ascii=False).encode("utf-8", "replace").decode()
-    images = [
-        {
-            "type": "image_url",
-            "image_url": {
-                "url": "data:image/png;base64," + base64.b64encode(s.screenshot).decode()
-            },
-        }
-        for s in e.steps
-    ]
+    images = [image_part(s.screenshot) for s in e.steps]
     return [
         {"role": "system", "content": MILESTONES_SYSTEM},
         {"role": "user", "content": [*images, {"type": "text", "text": text}]},

@@ -26,7 +26,7 @@ from jhima.baselines.agents import (
     planner_grounder,
     rewrap,
 )
-from jhima.baselines.chat import ApiChat, LocalChat, ModelFailure, image_part, load_chat
+from jhima.baselines.chat import ApiChat, ModelFailure
 from jhima.baselines.dialects import DIALECTS
 from jhima.browser.chromium import Browsers
 from jhima.browser.session import Observation
@@ -276,31 +276,16 @@ def test_a_refused_request_is_an_empty_reply_and_a_wrong_key_ends_the_run():
     for status in (401, 404, 500):
         with (
             endpoint(lambda body, status=status: status) as url,
-            pytest.raises(ModelFailure, match=f"^m at {url}: Error code: {status}"),
+            pytest.raises(ModelFailure, match=f"^m at {url}: HTTP {status}: no"),
         ):
             asyncio.run(ask(url))
 
 
-def test_a_checkpoint_folder_is_run_here(checkpoint):
-    chat = load_chat(str(checkpoint), None)
-    assert isinstance(chat, LocalChat)
-    messages = AGENTS["uitars-1.5"].messages(
-        "Buy tea",
-        [Past(screenshot(1), "Action: wait()")],
-        [],
-        Observation(screenshot(2), "", 336, 336),
-    )
-    greedy, drawn = ({"temperature": t, "max_tokens": 8, "top_p": 0.9} for t in (0.0, 1.0))
-    first, again, other = (
-        asyncio.run(chat.reply(messages, how, 3)) for how in (greedy, greedy, drawn)
-    )
-    assert isinstance(first, str) and first == again and isinstance(other, str)
-    # The same tokens as the model's own greedy choice given the other image: the picture reaches the model.
-    messages[-1]["content"] = [image_part(screenshot(9), None)]
-    assert isinstance(asyncio.run(chat.reply(messages, greedy, 3)), str)
-    for name in ("./nothing", "/no/such/folder"):
-        with pytest.raises(ValueError, match="holds no config.json"):
-            load_chat(name, None)
+def test_a_model_needs_an_endpoint_unless_it_is_openais():
+    assert ApiChat(None, "gpt-4o").client.url.startswith("https://api.openai.com/")
+    for name in ("./checkpoint", "Qwen/Qwen2.5-VL-7B-Instruct"):
+        with pytest.raises(ValueError, match=f"^{name}: expected the URL .*--agent-url"):
+            ApiChat(None, name)
 
 
 def test_evaluate_plays_a_baseline_and_tells_its_unreadable_replies(tmp_path, monkeypatch, capsys):

@@ -6,6 +6,7 @@ import time
 import pytest
 from stubs import CHAT, Site, html, reply, score_answer, string
 
+from jhima.models import openai_client
 from jhima.webarena.judge import Judge, read_verdict
 
 
@@ -29,16 +30,21 @@ def test_only_the_last_line_of_a_judge_is_a_verdict(reply, verdict):
     assert read_verdict(reply) is verdict
 
 
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch):
+    monkeypatch.setattr(openai_client, "LONGEST_PAUSE", 0.01)
+
+
 @pytest.fixture
 def judged():
-    """Scores with a judge that gives `replies` one after another; returns what it was asked, too."""
+    """Scores with a judge that gives `replies` in turn; also returns the requests it got."""
     with Site() as server:
 
         def run(replies: list, answer: str, entry: dict | None = None, scored=score_answer):
             rest = iter(replies)
             server.pages[CHAT] = lambda _body: next(rest)
             server.seen.clear()
-            judge = Judge(f"{server.url}/v1", "j", "key", timeout=10, pause=0.01)
+            judge = Judge(f"{server.url}/v1", "j", "key", timeout=10)
             verdict = scored(
                 entry or string(fuzzy_match=["13 min", "on foot"]), answer=answer, judge=judge
             )
@@ -97,7 +103,7 @@ def test_a_faltering_judge_is_asked_again(judged):
 def test_a_silent_or_absent_judge_is_no_zero():
     entry = string(fuzzy_match=["a"])
     with Site({CHAT: lambda _body: time.sleep(1) or reply("VERDICT: incorrect")}) as server:
-        silent = Judge(f"{server.url}/v1", "j", None, attempts=2, timeout=0.2, pause=0.01)
+        silent = Judge(f"{server.url}/v1", "j", None, attempts=2, timeout=0.2)
         assert "j, attempt 2" in unscored(entry, silent)
     assert "APIConnectionError" in unscored(
         entry, Judge(f"{server.url}/v1", "j", None, attempts=1)
@@ -130,9 +136,7 @@ def test_verdicts_are_kept_on_disk_by_question(tmp_path):
     with Site({CHAT: lambda _body: next(replies)}) as server:
 
         def ask(answer: str, model: str = "j") -> int:
-            judge = Judge(
-                f"{server.url}/v1", model, None, pause=0.01, cache=cache
-            )  # reads the file anew
+            judge = Judge(f"{server.url}/v1", model, None, cache=cache)  # reads the file anew
             return score_answer(entry, answer, judge).reward
 
         assert (ask("x"), ask("x"), ask("y"), ask("x", "other"), ask("x")) == (1, 1, 0, 0, 1)
