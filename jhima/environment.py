@@ -79,7 +79,7 @@ class Environment:
     episode_deadline: float = 900.0
     attempts: int = 2  # how often an episode is played before its failure is final
     concurrency: int = 32  # browser contexts at once; about 60 MB each
-    published: bool = False  # score by the published harness's rules (rewards.py)
+    published: bool = False  # score by the published harness's rules
     failures: dict[str, int] = field(default_factory=dict)  # by kind, retried ones too
     repairs: int = 0  # logins that a site forgot in mid-episode
 
@@ -90,7 +90,8 @@ class Environment:
     async def start(self, task: Task) -> AsyncIterator[tuple[Lease, Session]]:
         """A fresh world and browser context, logged in to the task's sites, on its start page.
 
-        The episode's deadline begins with the lease: to wait for a world says nothing about the episode.
+        The episode's deadline begins with the lease: waiting for a world says nothing about the
+        episode.
         """
         async with (
             self._slots,
@@ -126,19 +127,19 @@ async def environment(options: EnvironmentOptions) -> AsyncIterator[Environment]
     counts = env.failures | {"logins repaired": env.repairs}
     if isinstance(arena, Replicas):
         counts |= dict(arena.counts)
-    said = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
-    if said:
-        print(f"environment: {said}", file=sys.stderr)
+    summary = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
+    if summary:
+        print(f"environment: {summary}", file=sys.stderr)
 
 
 @contextmanager
 def judge_for(tasks: str, url: str | None, model: str, run: Path) -> Iterator[Judge]:
     """The judge of a run's tasks, whose replies are kept in the run.
 
-    Pocket tasks are judged by the pocket teacher, unless another URL is given.
+    The pocket lists are judged by the pocket teacher, unless another URL is given.
     """
     cache = run / "judge.jsonl"
-    if url or not tasks.startswith("pocket"):
+    if url or tasks not in POCKET:
         yield Judge(url, model, None, cache=cache)
         return
     with serve_teacher() as teacher:
@@ -157,14 +158,13 @@ def check_environment(options: EnvironmentOptions, tasks: Sequence[Task], world:
     if missing:
         names = ", ".join(sorted(missing))
         raise ValueError(f"--sites: expected a sites.json, for the pocket arena has no {names}")
-    if not options.tasks.startswith("pocket"):
-        print(
-            f"warning: no --sites: {options.tasks} is played in the pocket arena", file=sys.stderr
-        )
+    if options.tasks not in POCKET:
+        warning = f"warning: no --sites: {options.tasks} is played in the pocket arena"
+        print(warning, file=sys.stderr)
 
 
 def task_rows(name_or_path: str | Path) -> tuple[str, str, list]:
-    """A label for messages, the prefix of the tasks' ids, and the raw task objects, of a named list or a file."""
+    """Of a named list or a file: a label for messages, the prefix of task ids, the raw tasks."""
     name = str(name_or_path)
     if name in POCKET:
         prefix = name if name in ("pocket-eval", "pocket-new") else "pocket-train"
@@ -181,9 +181,9 @@ def load_tasks(name_or_path: str | Path) -> list[Task]:
     """
     label, prefix, rows = task_rows(name_or_path)
     tasks = [parse_task(row, prefix, f"{label}: task {number}") for number, row in enumerate(rows)]
-    twice = [task_id for task_id, count in Counter(task.id for task in tasks).items() if count > 1]
-    if twice:
-        raise ValueError(f"{label}: task_id: expected each one once, got {twice[0]} again")
+    for task_id, count in Counter(task.id for task in tasks).items():
+        if count > 1:
+            raise ValueError(f"{label}: task_id: expected each one once, got {task_id} again")
     return tasks
 
 
@@ -191,9 +191,7 @@ def load_tasks(name_or_path: str | Path) -> list[Task]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description="Counts the tasks of a file by site and evaluators."
-    )
+    parser = argparse.ArgumentParser(description="Counts a list's tasks by site and evaluators.")
     parser.add_argument("tasks", help=f"a task file, or one of {', '.join(NAMES)}")
     name = parser.parse_args().tasks
     try:
@@ -207,19 +205,24 @@ def main() -> None:
         except ValueError as error:
             problems.append(str(error))
     print(table(tasks))
+    judged, changing = sum(map(needs_judge, tasks)), sum(task.changes for task in tasks)
     print(
-        f"{label}: {len(rows)} tasks, {len(tasks)} can be scored ({sum(map(needs_judge, tasks))} need the LLM judge, "
-        f"{sum(task.changes for task in tasks)} change a site's state)"
+        f"{label}: {len(rows)} tasks, {len(tasks)} can be scored "
+        f"({judged} need the LLM judge, {changing} change a site's state)"
     )
     if problems:
         sys.exit("\n".join(problems))
 
 
 def table(tasks: list[Task]) -> str:
-    """Tasks by the sites they need (rows) and combination of evaluators (columns); how many change a site's state."""
-    count = Counter(("+".join(task.sites), "+".join(task.eval["eval_types"])) for task in tasks)
+    """Tasks by site (rows) and evaluators (columns), and how many of them change a site's state."""
+    count: Counter[tuple[str, str]] = Counter()
+    changing: Counter[str] = Counter()
+    for task in tasks:
+        site = "+".join(task.sites)
+        count[site, "+".join(task.eval["eval_types"])] += 1
+        changing[site] += task.changes
     sites, kinds = sorted({site for site, _ in count}), sorted({kind for _, kind in count})
-    changing = Counter("+".join(task.sites) for task in tasks if task.changes)
     lines = [["site", *kinds, "all", "changing"]]
     for site in sites:
         row = [count[site, kind] for kind in kinds]
@@ -227,13 +230,11 @@ def table(tasks: list[Task]) -> str:
     totals = [sum(count[site, kind] for site in sites) for kind in kinds]
     lines.append(["all", *map(str, totals), str(sum(totals)), str(changing.total())])
     widths = [max(map(len, column)) for column in zip(*lines)]
-    return "\n".join(
-        "  ".join(
-            f"{cell:>{width}}" if i else f"{cell:<{width}}"
-            for i, (cell, width) in enumerate(zip(line, widths))
-        )
-        for line in lines
-    )
+    text = []
+    for name, *cells in lines:
+        padded = [cell.rjust(width) for cell, width in zip(cells, widths[1:])]
+        text.append("  ".join([name.ljust(widths[0]), *padded]))
+    return "\n".join(text)
 
 
 if __name__ == "__main__":

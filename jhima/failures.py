@@ -1,4 +1,4 @@
-"""The one exception that means "this episode says nothing about the agent"."""
+"""The exception that means "this episode says nothing about the agent", and waits that raise it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,17 @@ from urllib.request import ProxyHandler, Request, build_opener
 from playwright.async_api import Error as PlaywrightError
 from playwright.async_api import TimeoutError as PlaywrightTimeout
 
+T = TypeVar("T")
+MAX_REPLY = 4_000_000  # bytes of one REST reply; an order or a product's reviews are a few kB
+_OPENER = build_opener(ProxyHandler({}))  # past any proxy, as the browser reaches the sites
+
 Kind = Literal["browser", "site", "login", "judge", "deadline"]
 
 
 class EnvironmentFailure(Exception):
     """A broken browser, site, login or judge, or a deadline: no sample, never reward 0.
 
-    The rollout loop retries the episode; if it fails again, it leaves its group's mean (see grpo.py).
+    The rollout retries the episode; if it fails again, it leaves its group's mean (grpo.py).
     """
 
     def __init__(self, kind: Kind, detail: str) -> None:
@@ -28,27 +32,18 @@ class EnvironmentFailure(Exception):
         self.detail = detail
 
 
-T = TypeVar("T")
-
-
-MAX_REPLY = 4_000_000  # bytes of one REST reply; an order or a product's reviews are a few kB
-
-
-_OPENER = build_opener(
-    ProxyHandler({})
-)  # the sites are reached as the browser reaches them, past any proxy
-
-
 async def within(seconds: float, work: Awaitable[T], doing: str) -> T:
-    """Awaits browser `work` for at most `seconds`; whatever the browser raises becomes an EnvironmentFailure."""
+    """Awaits browser `work` for at most `seconds`.
+
+    Whatever the browser raises becomes an EnvironmentFailure.
+    """
     try:
         return await asyncio.wait_for(work, seconds)
     except (TimeoutError, PlaywrightTimeout):
         raise EnvironmentFailure("deadline", f"{doing}: not done in {seconds:g} s") from None
     except PlaywrightError as error:
-        kind = (
-            "site" if "net::" in error.message else "browser"
-        )  # Chromium's own prefix for network errors
+        # "net::" is Chromium's own prefix for network errors.
+        kind = "site" if "net::" in error.message else "browser"
         raise EnvironmentFailure(kind, f"{doing}: {error.message.splitlines()[0][:200]}") from None
 
 
@@ -67,7 +62,7 @@ async def fetch(request: Request, seconds: float) -> tuple[int, bytes]:
 
 
 def _read(request: Request, seconds: float) -> tuple[int, bytes]:
-    """A site that dribbles must not hold a thread for ever."""
+    """Status and body. A site that sends a byte now and then must not hold a thread for ever."""
     end, body = time.monotonic() + seconds, b""
     try:
         reply = _OPENER.open(request, timeout=seconds)

@@ -1,14 +1,16 @@
 """Two-level GRPO: advantages and loss, as pure functions.
 
-For one task: K plans, M episodes a plan, rewards R [K, M] in {0, 1}. NaN marks an episode that says nothing about
-the agent (a broken browser or site): it leaves its group's mean and gets advantage 0.
+For one task: K plans, M episodes per plan, rewards R [K, M] in {0, 1}. NaN marks an episode that
+says nothing about the agent (a broken browser or site): it leaves its group's mean and gets
+advantage 0.
 
 How it differs from textbook GRPO, as in the paper's section 4.3 (Dr. GRPO, Liu et al. 2025):
 1. no division by the group's standard deviation (normalize_std=True brings it back),
-2. no division by the response's length (normalize_length=True and a weight of 1 / length bring it back): a loss is a
-   SUM over tokens over a constant that is fixed before the rollout, so how samples are split into micro-batches and
-   GPUs, sorted or skipped cannot change it,
-3. the baseline of an actor's episode is the mean under the same plan; of a plan, the mean over the task's plans.
+2. no division by the response's length (normalize_length=True and a weight of 1 / length bring it
+   back): a loss is a SUM over tokens, divided by a constant that is fixed before the rollout, so
+   splitting samples into micro-batches and GPUs, sorting or skipping them cannot change it,
+3. the baseline of an actor's episode is the mean under the same plan; of a plan, the mean over the
+   task's plans.
 """
 
 from __future__ import annotations
@@ -20,7 +22,10 @@ DELTA = 1e-4  # keeps the division by a group's standard deviation finite
 
 
 def _centred(x: Tensor, normalize_std: bool) -> Tensor:
-    """x minus its mean over the last dimension, NaN aside; optionally over (standard deviation + DELTA)."""
+    """x minus its mean over the last dimension, NaN aside.
+
+    normalize_std: divided by (its standard deviation + DELTA).
+    """
     advantage = x - x.nanmean(-1, keepdim=True)
     if normalize_std:
         advantage = advantage / (advantage.square().nanmean(-1, keepdim=True).sqrt() + DELTA)
@@ -40,7 +45,9 @@ def actor_advantages(R: Tensor, normalize_std: bool = False) -> Tensor:
 
 
 def plan_scores(R: Tensor) -> Tensor:
-    """Eq. 8: S_i = mean_j R_ij, how well the actor does under plan i. R [..., K, M]; returns [..., K].
+    """Eq. 8: S_i = mean_j R_ij, how well the actor does under plan i.
+
+    R [..., K, M]; returns [..., K].
 
     >>> plan_scores(torch.tensor([[1., 0., 0., 0.], [1., 1., 1., float("nan")]]))
     tensor([0.2500, 1.0000])
@@ -49,7 +56,9 @@ def plan_scores(R: Tensor) -> Tensor:
 
 
 def decomposer_advantages(S: Tensor, normalize_std: bool = False) -> Tensor:
-    """Eq. 9: A^D_i = S_i - mean_i S_i, plans of one task compared with each other. S [..., K]; returns [..., K].
+    """Eq. 9: A^D_i = S_i - mean_i S_i, plans of one task compared with each other.
+
+    S [..., K]; returns [..., K]. Every token of plan i gets A^D_i.
 
     >>> decomposer_advantages(torch.tensor([0.25, 1.0, 0.25]))
     tensor([-0.2500,  0.5000, -0.2500])
@@ -71,18 +80,21 @@ def clipped_surrogate(
 ) -> Tensor:
     """The min-term of eqs. 7 and 10: min(r A, clip(r, 1 - eps, 1 + eps_high) A). All [n].
 
-    eps_high: None is the paper's eps; a larger one is clip-higher (Yu et al. 2025, DAPO): a token that did well may
-    gain more probability than one that did badly may lose.
+    eps_high: None is the paper's eps; a larger one is clip-higher (Yu et al. 2025, DAPO): a token
+    that did well may gain more probability than one that did badly may lose.
 
     >>> clipped_surrogate(torch.tensor([1.5, 1.5, 0.5]), torch.tensor([1.0, -1.0, -1.0]), eps=0.2)
     tensor([ 1.2000, -1.5000, -0.8000])
     """
-    high = 1 + (eps if eps_high is None else eps_high)
-    return torch.minimum(ratio * advantage, ratio.clamp(1 - eps, high) * advantage)
+    if eps_high is None:
+        eps_high = eps
+    return torch.minimum(ratio * advantage, ratio.clamp(1 - eps, 1 + eps_high) * advantage)
 
 
 def k3(logp: Tensor, logp_ref: Tensor) -> Tensor:
-    """D_KL of eqs. 7 and 10 by the k3 estimator: exp(d) - d - 1 with d = logp_ref - logp. Both [n]; returns [n] >= 0.
+    """D_KL of eqs. 7 and 10 by the k3 estimator: exp(d) - d - 1 with d = logp_ref - logp.
+
+    Both [n]; returns [n] >= 0.
 
     >>> k3(torch.tensor([-1.0, -1.0]), torch.tensor([-1.0, -2.0]))
     tensor([0.0000, 0.3679])
@@ -92,10 +104,11 @@ def k3(logp: Tensor, logp_ref: Tensor) -> Tensor:
 
 
 def sampler_correction(logp_old: Tensor, logp_sampler: Tensor, cap: float) -> Tensor:
-    """Truncated importance sampling (Yao et al. 2025): min(pi_old / pi_sampler, cap) of each token, without gradient.
+    """Truncated importance sampling (Yao et al. 2025): min(pi_old / pi_sampler, cap) per token.
 
-    The sampler's kernels (vLLM, bf16) give another probability to the same token than the trainer's do; this weighs
-    each token as if the trainer had sampled it. logp_old, logp_sampler [n]; returns [n].
+    The sampler's kernels (vLLM, bf16) give the same token another probability than the trainer's
+    do; this weighs each token as if the trainer had sampled it. logp_old, logp_sampler [n];
+    returns [n], without gradient.
 
     >>> sampler_correction(torch.tensor([-1.0, -1.0]), torch.tensor([-1.0, -3.0]), cap=2.0)
     tensor([1., 2.])
@@ -115,19 +128,20 @@ def policy_loss(
     correction: Tensor | float = 1.0,
     weight: Tensor | float = 1.0,
 ) -> Tensor:
-    """Eqs. 7 and 10, negated: minus the sum over tokens of weight * (correction * surrogate - beta * KL), over one
-    constant. The paper's `correction` (sampler_correction) and `weight` (1 / length, see loss_constants) are 1.
+    """Eqs. 7 and 10, negated: -sum over tokens of weight * (correction * surrogate - beta * KL),
+    divided by one constant.
 
-    logp, logp_old, advantage, logp_ref, correction, weight [n]: one entry a sampled token, of any number of samples.
-    The losses of disjoint sets of tokens add up to the loss of their union, whatever the split.
+    In the paper `correction` (sampler_correction) and `weight` (1 / length, see loss_constants)
+    are 1. logp, logp_old, advantage, logp_ref, correction, weight [n]: one entry per sampled
+    token, of any number of samples. The losses of disjoint sets of tokens add up to the loss of
+    their union, whatever the split.
 
     >>> one, zero = torch.ones(2), torch.zeros(2)
     >>> policy_loss(zero, zero, torch.tensor([1.0, -0.5]), constant=4.0)
     tensor(-0.1250)
     """
-    objective = correction * clipped_surrogate(
-        token_ratio(logp, logp_old), advantage, eps, eps_high
-    )
+    ratio = token_ratio(logp, logp_old)
+    objective = correction * clipped_surrogate(ratio, advantage, eps, eps_high)
     if beta:
         objective = objective - beta * k3(logp, logp_ref)
     return -(weight * objective).sum() / constant
@@ -142,15 +156,16 @@ def loss_constants(
     plan_tokens: int,
     normalize_length: bool = False,
 ) -> tuple[float, float]:
-    """The denominators of the actor's and the decomposer's loss: sequences in the batch times their token budget.
+    """What the actor's and the decomposer's losses are divided by: sequences x token budget.
 
-    An actor's episode may take T actions of `action_tokens` tokens, so its budget is T * action_tokens. Fixed before
-    the rollout: nothing that happens in it, not even a lost episode, changes how much one token weighs. With
-    normalize_length (standard GRPO) each token is weighted by 1 / its sequence's length instead of the budget.
+    An actor's episode may take T actions of `action_tokens` tokens, so its budget is
+    T * action_tokens. Fixed before the rollout: nothing that happens in it, not even a lost
+    episode, changes how much one token weighs. With normalize_length (standard GRPO) each token
+    weighs 1 / its sequence's length instead.
 
     >>> loss_constants(tasks=8, K=3, M=7, T=15, action_tokens=64, plan_tokens=256)
     (161280.0, 6144.0)
-    >>> loss_constants(tasks=8, K=3, M=7, T=15, action_tokens=64, plan_tokens=256, normalize_length=True)
+    >>> loss_constants(8, K=3, M=7, T=15, action_tokens=64, plan_tokens=256, normalize_length=True)
     (168.0, 24.0)
     """
     if normalize_length:

@@ -1,8 +1,9 @@
-"""The hierarchical rollout: K plans a task, M episodes a plan, all of them at once.
+"""The hierarchical rollout: K plans per task, M episodes per plan, all of them at once.
 
-Each episode leases a world of its own and plays in a browser context of its own. Episodes are coroutines; they wait
-for pages and for the samplers, never for each other. An environment failure (browser, site, login, judge, deadline)
-is retried with a fresh world; an episode that keeps failing has no reward and leaves its group's mean.
+Each episode leases a world of its own and plays in a browser context of its own. Episodes are
+coroutines; they wait for pages and for the samplers, never for each other. An environment failure
+(browser, site, login, judge, deadline) is retried in a fresh world; an episode that keeps failing
+has no reward and leaves its group's mean.
 """
 
 from __future__ import annotations
@@ -12,25 +13,16 @@ import hashlib
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
+from jhima import episodes
 from jhima.actions import OURS, Dialect, Turn, format_call
 from jhima.browser.session import Observation, Session
 from jhima.coordinates import smart_resize
 from jhima.environment import Environment
-from jhima.episodes import (
-    Episode,
-    Group,
-    Plan,
-    Step,
-    Task,
-    load_episode,
-    load_plans,
-    save_episode,
-    save_plans,
-)
+from jhima.episodes import Episode, Group, Plan, Step, Task
 from jhima.failures import EnvironmentFailure
 from jhima.policy import Policy
 from jhima.prompts import Prompts, load_prompts, read_plan
@@ -38,6 +30,10 @@ from jhima.sampler import ApiSampler, Completion, LocalSampler, Sampler, Sampler
 from jhima.webarena.evaluators import Verdict, score
 from jhima.webarena.login import Guard
 from jhima.webarena.milestones import judged, request
+
+# An actor as the episode's loop sees it: what it observes, its operations so far, and the session
+# (into which only an oracle looks) -> its reply.
+Act = Callable[[Observation, list[str], Session], Awaitable[Completion]]
 
 
 class Baseline(Protocol):
@@ -47,174 +43,12 @@ class Baseline(Protocol):
 
 
 @dataclass(frozen=True)
-class Replanned(Completion):
-    """An actor's reply under a plan that the decomposer made anew just before it (--replan)."""
-
-    plan: Plan
-
-
-# An actor as the loop sees it: what it observes, its operations so far, and the session (which only an oracle looks
-# into) -> its reply.
-Act = Callable[[Observation, list[str], Session], Awaitable[Completion]]
-
-
-def seed_of(*parts: object) -> int:
-    """A seed from a run's seed and a place in it, so that a resumed run draws the same random numbers."""
-    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=7).digest(), "big")
-
-
-# ---- one episode ----
-
-
-async def play(
-    env: Environment, task: Task, act: Act, T: int, dialect: Dialect = OURS
-) -> tuple[list[Step], str, str, dict[str, str], Verdict, float]:
-    """Plays and scores one episode; returns (steps, answer, final URL, the sites' URLs, verdict, seconds waited for
-    replies).
-
-    Raises EnvironmentFailure where something other than the agent is to blame.
-    """
-    async with env.start(task) as (lease, session):
-        guard = Guard(session, lease)
-        steps: list[Step] = []
-        operations: list[str] = []
-        answer, thinking = "", 0.0
-        for _ in range(T):
-            seen = await session.observe()
-            asked = time.monotonic()
-            reply = await act(seen, operations, session)
-            thinking += time.monotonic() - asked
-            viewport = (seen.width, seen.height)
-            turn = dialect.parse(reply.text, viewport)
-            note, answer, ended = await perform(session, turn, answer, dialect.answer_ends)
-            env.repairs += await guard.repair()
-            operations.append(describe(turn, viewport))
-            steps.append(
-                Step(
-                    seen.png,
-                    seen.width,
-                    seen.height,
-                    seen.url,
-                    turn,
-                    note,
-                    reply.text,
-                    reply.prompt_ids,
-                    reply.ids,
-                    reply.logps,
-                    reply.plan if isinstance(reply, Replanned) else None,
-                )
-            )
-            if ended:
-                break
-        await session.observe()  # let the last action's consequences arrive before they are judged
-        verdict = await score(task, lease, session, answer, env.judge, env.published)
-        return steps, answer, session.page.url, lease.urls, verdict, thinking
-
-
-async def perform(
-    session: Session, turn: Turn, answer: str, answer_ends: bool = True
-) -> tuple[str, str, bool]:
-    """Carries out a turn's actions in order; returns (notes, answer so far, whether the episode ends).
-
-    A stop ends it, and so does an answer, for our actor answers once; where it does not, the last one counts. A turn
-    without any action is a step that did nothing.
-    """
-    notes: list[str] = []
-    for action in turn.actions:
-        if action.kind == "answer":
-            answer = action.text
-        elif action.kind != "stop" and (note := await session.perform(action)):
-            notes.append(note)
-    ended = any(
-        action.kind == "stop" or action.kind == "answer" and answer_ends for action in turn.actions
-    )
-    if ended and not answer:  # terminate(info=...) is an answer where none was given
-        answer = next(
-            (a.text for a in turn.actions if a.kind == "stop" and a.status == "success"), ""
-        )
-    return "; ".join(notes), answer, ended
-
-
-def describe(turn: Turn, viewport: tuple[int, int]) -> str:
-    """A turn's entry in the history h_t: its operation, or its calls where the model gave none."""
-    calls = "; ".join(
-        format_call(action, smart_resize(*viewport), viewport) for action in turn.actions
-    )
-    return turn.operation or calls or "(no valid action)"
-
-
-async def episode(
-    env: Environment,
-    task: Task,
-    plan: int,
-    number: int,
-    actor: Callable[[int], Act],
-    T: int,
-    dialect: Dialect = OURS,
-) -> Episode:
-    """One episode with its retries. `actor(attempt)` gives the Act for an attempt: each draws anew."""
-    failure: EnvironmentFailure | None = None
-    failures: list[str] = []
-    for attempt in range(env.attempts):
-        began = time.monotonic()
-        try:
-            steps, answer, final_url, urls, verdict, thinking = await play(
-                env, task, actor(attempt), T, dialect
-            )
-            # No verdict is no reward, but no reason to play again: evaluate.py --rescore asks the judge later.
-            if verdict.failure:
-                env.count(EnvironmentFailure(**verdict.failure))
-            checks = [vars(check) for check in verdict.checks]
-            return Episode(
-                task.id,
-                plan,
-                number,
-                steps,
-                verdict.reward,
-                verdict.failure,
-                answer,
-                final_url,
-                checks,
-                round(time.monotonic() - began, 2),
-                attempt,
-                failures,
-                round(thinking, 2),
-                urls=urls,
-            )
-        except EnvironmentFailure as error:
-            failure = error
-        except TimeoutError:
-            failure = EnvironmentFailure(
-                "deadline", f"the episode took longer than {env.episode_deadline:g} s"
-            )
-        env.count(failure)
-        failures.append(failure.kind)
-    return Episode(
-        task.id,
-        plan,
-        number,
-        [],
-        None,
-        {"kind": failure.kind, "detail": failure.detail},
-        "",
-        "",
-        [],
-        round(time.monotonic() - began, 2),
-        env.attempts - 1,
-        failures,
-    )
-
-
-# ---- the two levels ----
-
-
-@dataclass(frozen=True)
 class Sampling:
-    """How replies are drawn: the paper's temperature, a budget of tokens each, and the seed of this batch.
+    """How replies are drawn: the paper's temperature, token budgets, and the seed of this batch.
 
-    Beyond the paper (its future work), off by default: `replan` makes a new plan every so many steps, `milestones` has
-    a judge look which subtasks an episode completed.
-    retries: how often a reply that cannot be read is drawn again, at temperature 1; evaluation only.
+    replan: beyond the paper, a new plan every so many steps; 0 for never. milestones: a judge says
+    which subtasks an episode completed. retries: how often an unreadable reply is drawn again, at
+    temperature 1; for evaluation only.
     """
 
     plan_temperature: float = 0.8
@@ -229,17 +63,22 @@ class Sampling:
 
 @dataclass
 class Agents:
-    """The two policies as samplers with their prompts. Without a decomposer the actor gets no subtasks.
+    """The two policies as samplers with their prompts. No decomposer: the actor gets no subtasks.
 
-    dialect: how replies are read. baseline: plays instead of the actor, if given (agents.py).
+    dialect: how replies are read. baseline: plays instead of the actor, if given.
     """
 
-    decomposer: object | None
-    actor: object
+    decomposer: Sampler | None
+    actor: Sampler | None
     decomposer_prompts: Prompts
     actor_prompts: Prompts
     dialect: Dialect = OURS
     baseline: Baseline | None = None
+
+    def samplers(self) -> list[Sampler]:
+        """Each sampler once: with shared weights one sampler plays both roles."""
+        used = [sampler for sampler in (self.decomposer, self.actor) if sampler is not None]
+        return list(dict.fromkeys(used))
 
 
 def make_agents(
@@ -251,22 +90,22 @@ def make_agents(
     """The two roles as samplers with their prompts. `stack` ends vLLM's engines.
 
     sources: role -> its policy, or URL#MODEL for an API model. One policy may play both roles, and
-    then has one sampler. Without a "decomposer" the actor gets no subtasks.
+    then has one sampler. prompt: a file of prompts for an API model.
     """
-    samplers: dict[int, Sampler] = {}
-    roles: dict[str, Sampler] = {}
+    of_policy: dict[int, Sampler] = {}
+    samplers: dict[str, Sampler] = {}
     prompts: dict[str, Prompts] = {}
     for role, source in sources.items():
         if isinstance(source, str):
-            roles[role] = ApiSampler(*source.rsplit("#", 1))
+            samplers[role] = ApiSampler(*source.rsplit("#", 1))
             prompts[role] = load_prompts(None, prompt)
             continue
-        if id(source) not in samplers:
-            samplers[id(source)] = sampler_for(source, options, stack)
-        roles[role], prompts[role] = samplers[id(source)], source.prompts
+        if id(source) not in of_policy:
+            of_policy[id(source)] = sampler_for(source, options, stack)
+        samplers[role], prompts[role] = of_policy[id(source)], source.prompts
     return Agents(
-        decomposer=roles.get("decomposer"),
-        actor=roles["actor"],
+        decomposer=samplers.get("decomposer"),
+        actor=samplers["actor"],
         decomposer_prompts=prompts.get("decomposer", prompts["actor"]),
         actor_prompts=prompts["actor"],
     )
@@ -281,80 +120,220 @@ def sampler_for(policy: Policy, options: SamplerOptions, stack: AsyncExitStack) 
     return with_engine(policy, options.kv_gib, stack)
 
 
+def seed_of(*parts: object) -> int:
+    """A seed from the run's seed and a place in the run: a resumed run draws the same numbers."""
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=7).digest(), "big")
+
+
+# ---- the two policies ----
+
+
 async def sample_plan(
-    agents: Agents, task: Task, seen: bytes, operations: list[str], how: Sampling, *place: object
+    agents: Agents,
+    task: Task,
+    screenshot: bytes,
+    operations: list[str],
+    sampling: Sampling,
+    *draw: object,
 ) -> Plan:
-    """Eq. 1: a decomposition d ~ pi_D(. | x, o_0), or, later in an episode, of what is left to do. An empty reply
-    leaves the task itself as the only subtask."""
-    prompt = agents.decomposer_prompts.decomposer(task.intent, seen, operations)
+    """Eq. 1: a plan d ~ pi_D(. | x, o_0); with operations, of what is left to do in mid-episode.
+
+    An empty reply leaves the task itself as the only subtask. `draw` says which plan it is, and
+    seeds it.
+    """
+    prompt = agents.decomposer_prompts.decomposer(task.intent, screenshot, operations)
+    seed = seed_of(sampling.seed, task.id, "plan", *draw)
     reply = await agents.decomposer.sample(
-        prompt, how.plan_tokens, how.plan_temperature, seed_of(how.seed, task.id, "plan", *place)
+        prompt, sampling.plan_tokens, sampling.plan_temperature, seed
     )
-    return Plan(
-        reply.text, read_plan(reply.text) or [task.intent], reply.prompt_ids, reply.ids, reply.logps
-    )
+    subtasks = read_plan(reply.text) or [task.intent]
+    return Plan(reply.text, subtasks, reply.prompt_ids, reply.ids, reply.logps)
 
 
-def actor_policy(agents: Agents, task: Task, plan: Plan | None, how: Sampling, *place: int) -> Act:
-    """Eq. 2: a_t ~ pi_A(. | x, o_t, h_t, d). `place` (plan, episode, attempt) seeds its draws."""
+def actor_policy(
+    agents: Agents, task: Task, plan: Plan | None, sampling: Sampling, *draw: int
+) -> Act:
+    """Eq. 2: a_t ~ pi_A(. | x, o_t, h_t, d). `draw` (plan, episode, attempt) seeds its replies."""
+
+    def seed(*t: int) -> int:
+        return seed_of(sampling.seed, task.id, *draw, *t)
+
     if agents.baseline:
-        return agents.baseline.act(
-            task.intent, lambda *t: seed_of(how.seed, task.id, *place, *t), how.retries
-        )
+        return agents.baseline.act(task.intent, seed, sampling.retries)
 
-    async def act(seen: Observation, operations: list[str], _session: Session) -> Completion:
-        nonlocal plan
+    async def reply_under(
+        plan: Plan | None, observation: Observation, operations: list[str]
+    ) -> Completion:
         t = len(operations)
-        replanned = bool(how.replan and plan and t and t % how.replan == 0)
-        if replanned:
-            plan = await sample_plan(agents, task, seen.png, operations, how, *place, t)
-        prompt = agents.actor_prompts.actor(
-            task.intent, plan.subtasks if plan else None, operations, seen.png
-        )
-        reply = await agents.actor.sample(
-            prompt, how.action_tokens, how.temperature, seed_of(how.seed, task.id, *place, t)
-        )
-        for again in range(how.retries):
-            if agents.dialect.parse(reply.text, (seen.width, seen.height)).error is None:
+        subtasks = plan.subtasks if plan else None
+        prompt = agents.actor_prompts.actor(task.intent, subtasks, operations, observation.png)
+        tokens = sampling.action_tokens
+        reply = await agents.actor.sample(prompt, tokens, sampling.temperature, seed(t))
+        for retry in range(sampling.retries):
+            viewport = (observation.width, observation.height)
+            if agents.dialect.parse(reply.text, viewport).error is None:
                 break
-            reply = await agents.actor.sample(
-                prompt, how.action_tokens, 1.0, seed_of(how.seed, task.id, *place, t, again)
-            )
-        return Replanned(**vars(reply), plan=plan) if replanned else reply
+            reply = await agents.actor.sample(prompt, tokens, 1.0, seed(t, retry))
+        return reply
+
+    if plan and sampling.replan:
+        return replanning(reply_under, agents, task, plan, sampling, *draw)
+
+    async def act(observation: Observation, operations: list[str], _session: Session) -> Completion:
+        return await reply_under(plan, observation, operations)
 
     return act
 
 
-async def first_observation(env: Environment, task: Task) -> tuple[bytes, list[str]]:
-    """o_0, the start page's screenshot, and the kinds of failures before it. Raises the last EnvironmentFailure when
-    every attempt fails."""
-    failures: list[str] = []
-    for attempt in range(env.attempts):
-        try:
-            async with env.start(task) as (_, session):
-                return (await session.observe()).png, failures
-        except (EnvironmentFailure, TimeoutError) as error:
-            failure = (
-                error
-                if isinstance(error, EnvironmentFailure)
-                else EnvironmentFailure("deadline", "start page")
+# ---- one episode ----
+
+
+@dataclass
+class Played:
+    """What one attempt at an episode gave. thinking: seconds that it waited for replies."""
+
+    steps: list[Step] = field(default_factory=list)
+    answer: str = ""
+    final_url: str = ""
+    urls: dict[str, str] = field(default_factory=dict)  # where its sites were
+    verdict: Verdict | None = None
+    thinking: float = 0.0
+
+
+async def play(env: Environment, task: Task, act: Act, T: int, dialect: Dialect = OURS) -> Played:
+    """Plays and scores one episode of at most T steps.
+
+    Raises EnvironmentFailure where something other than the agent is to blame.
+    """
+    async with env.start(task) as (lease, session):
+        guard = Guard(session, lease)
+        operations: list[str] = []  # h_t
+        played = Played(urls=lease.urls)
+        for _ in range(T):
+            observation = await session.observe()
+            reply_start = time.monotonic()
+            reply = await act(observation, operations, session)
+            played.thinking += time.monotonic() - reply_start
+            viewport = (observation.width, observation.height)
+            turn = dialect.parse(reply.text, viewport)
+            note, played.answer, ended = await perform(
+                session, turn, played.answer, dialect.answer_ends
             )
-            env.count(failure)
-            failures.append(failure.kind)
-            if attempt == env.attempts - 1:
-                raise failure from None
+            env.repairs += await guard.repair()
+            operations.append(describe(turn, viewport))
+            played.steps.append(step_of(observation, turn, note, reply))
+            if ended:
+                break
+        await session.observe()  # lets the last action take effect before it is judged
+        played.verdict = await score(task, lease, session, played.answer, env.judge, env.published)
+        played.final_url = session.page.url
+        return played
 
 
-async def with_milestones(env: Environment, task: Task, plan: Plan, e: Episode) -> Episode:
-    """The episode with the judge's word on each subtask; without one, and the failure counted, where it has none."""
-    try:
-        completed, _ = await judged(
-            env.judge, request(task.intent, plan.subtasks, e), len(plan.subtasks)
-        )
-        return replace(e, milestones=completed)
-    except EnvironmentFailure as failure:
-        env.count(failure)
-        return replace(e, failures=[*e.failures, failure.kind])
+def step_of(observation: Observation, turn: Turn, note: str, reply: Completion) -> Step:
+    return Step(
+        screenshot=observation.png,
+        width=observation.width,
+        height=observation.height,
+        url=observation.url,
+        turn=turn,
+        note=note,
+        reply=reply.text,
+        prompt_ids=reply.prompt_ids,
+        ids=reply.ids,
+        logps=reply.logps,
+        plan=reply.new_plan,
+    )
+
+
+async def perform(
+    session: Session, turn: Turn, answer: str, answer_ends: bool = True
+) -> tuple[str, str, bool]:
+    """Carries out a turn's actions in order: (notes, answer so far, whether the episode ends).
+
+    A stop ends it. So does an answer with `answer_ends`; without, the last answer counts. A turn
+    without any action is a step that did nothing.
+    """
+    notes: list[str] = []
+    ended = False
+    for action in turn.actions:
+        if action.kind == "stop":
+            ended = True
+        elif action.kind == "answer":
+            answer = action.text
+            ended = ended or answer_ends
+        else:
+            notes.append(await session.perform(action))
+    if ended and not answer:  # terminate(info=...) is an answer where none was given
+        for action in turn.actions:
+            if action.kind == "stop" and action.status == "success":
+                answer = action.text
+                break
+    return "; ".join(note for note in notes if note), answer, ended
+
+
+def describe(turn: Turn, viewport: tuple[int, int]) -> str:
+    """A turn's entry in the history h_t: its operation, or its calls if the model gave none."""
+    grid = smart_resize(*viewport)
+    calls = "; ".join(format_call(action, grid, viewport) for action in turn.actions)
+    return turn.operation or calls or "(no valid action)"
+
+
+async def episode(
+    env: Environment,
+    task: Task,
+    plan: int,
+    number: int,
+    actor: Callable[[int], Act],
+    T: int,
+    dialect: Dialect = OURS,
+) -> Episode:
+    """Episode `number` under plan `plan`, with its retries.
+
+    actor(attempt) gives the Act for an attempt; each attempt draws anew.
+    """
+    failures: list[EnvironmentFailure] = []
+    for attempt in range(env.attempts):
+        start = time.monotonic()
+        played = Played()
+        try:
+            played = await play(env, task, actor(attempt), T, dialect)
+            break
+        except EnvironmentFailure as error:
+            failures.append(error)
+        except TimeoutError:
+            message = f"the episode took longer than {env.episode_deadline:g} s"
+            failures.append(EnvironmentFailure("deadline", message))
+        env.count(failures[-1])
+    if played.verdict is None:
+        checks, reward = (), None
+        failure = {"kind": failures[-1].kind, "detail": failures[-1].detail}
+    else:
+        checks, reward = played.verdict.checks, played.verdict.reward
+        failure = played.verdict.failure
+        if failure:
+            # No verdict means no reward, but is no reason to play again: evaluate.py --rescore
+            # asks the judge later.
+            env.count(EnvironmentFailure(**failure))
+    return Episode(
+        task_id=task.id,
+        plan=plan,
+        episode=number,
+        steps=played.steps,
+        reward=reward,
+        failure=failure,
+        answer=played.answer,
+        final_url=played.final_url,
+        checks=[vars(check) for check in checks],
+        seconds=round(time.monotonic() - start, 2),
+        retries=attempt,
+        failures=[failure.kind for failure in failures],
+        thinking=round(played.thinking, 2),
+        urls=played.urls,
+    )
+
+
+# ---- the two levels ----
 
 
 async def rollout(
@@ -364,16 +343,17 @@ async def rollout(
     K: int,
     M: int,
     T: int,
-    how: Sampling,
+    sampling: Sampling,
     folder: Path,
-    finished: Callable[[Episode], None] = lambda e: None,
+    finished: Callable[[Episode], None] = lambda episode: None,
 ) -> Group | None:
     """One task's group: K plans, then K x M episodes at once, each saved as it ends.
 
-    What `folder` already holds is read, not played. `finished` is told of every episode (a progress bar). Returns
-    None where the task's start page could not be reached at all: the batch goes on without it.
+    What `folder` already holds is read, not played. `finished` is called with every episode (for a
+    progress bar). Returns None if the task's start page could not be reached: the batch goes on
+    without it.
     """
-    saved = load_plans(folder)
+    saved = episodes.load_plans(folder)
     if saved is None:
         try:
             first, failures = await first_observation(env, task)
@@ -381,32 +361,95 @@ async def rollout(
             return None
         plans = [Plan("", [])] * K
         if agents.decomposer:
-            plans = await asyncio.gather(
-                *(sample_plan(agents, task, first, [], how, i) for i in range(K))
-            )
-        save_plans(folder, task, first, plans, failures)
-    else:
-        first, plans, failures = saved
+            draws = [sample_plan(agents, task, first, [], sampling, i) for i in range(K)]
+            plans = await asyncio.gather(*draws)
+        saved = first, plans, failures
+        episodes.save_plans(folder, task, *saved)
+    first, plans, failures = saved
 
-    async def one(i: int, j: int) -> Episode:
-        done = load_episode(folder, i, j)
+    async def play_one(i: int, j: int) -> Episode:
+        """Episode j under plan i: read if it was saved, else played, judged and saved."""
+        done = episodes.load_episode(folder, i, j)
         if done is None:
             plan = plans[i] if agents.decomposer else None
-            done = await episode(
-                env,
-                task,
-                i,
-                j,
-                lambda attempt: actor_policy(agents, task, plan, how, i, j, attempt),
-                T,
-                agents.dialect,
-            )
-            if how.milestones and done.reward is not None:
+
+            def actor(attempt: int) -> Act:
+                return actor_policy(agents, task, plan, sampling, i, j, attempt)
+
+            done = await episode(env, task, i, j, actor, T, agents.dialect)
+            if sampling.milestones and done.reward is not None:
                 done = await with_milestones(env, task, plan, done)
-            save_episode(folder, done)
+            episodes.save_episode(folder, done)
         finished(done)
         return done
 
+    rows = []
     async with asyncio.TaskGroup() as group:
-        jobs = [[group.create_task(one(i, j)) for j in range(M)] for i in range(K)]
-    return Group(task, first, plans, [[job.result() for job in row] for row in jobs], failures)
+        for i in range(K):
+            rows.append([group.create_task(play_one(i, j)) for j in range(M)])
+    results = [row_results(row) for row in rows]
+    return Group(task, first, plans, results, failures)
+
+
+def row_results(row: list[asyncio.Task[Episode]]) -> list[Episode]:
+    return [done.result() for done in row]
+
+
+async def first_observation(env: Environment, task: Task) -> tuple[bytes, list[str]]:
+    """o_0, the start page's screenshot, and the kinds of failures before it was seen.
+
+    Raises the last EnvironmentFailure if every attempt fails.
+    """
+    failures: list[EnvironmentFailure] = []
+    for _ in range(env.attempts):
+        try:
+            async with env.start(task) as (_lease, session):
+                observation = await session.observe()
+                return observation.png, [failure.kind for failure in failures]
+        except EnvironmentFailure as error:
+            failures.append(error)
+        except TimeoutError:
+            failures.append(EnvironmentFailure("deadline", "start page"))
+        env.count(failures[-1])
+    raise failures[-1]
+
+
+# ---- beyond the paper: its future work ----
+
+
+def replanning(
+    reply_under: Callable[[Plan, Observation, list[str]], Awaitable[Completion]],
+    agents: Agents,
+    task: Task,
+    plan: Plan,
+    sampling: Sampling,
+    *draw: int,
+) -> Act:
+    """An actor that gets a new plan every `sampling.replan` steps (--replan)."""
+    current = plan
+
+    async def act(observation: Observation, operations: list[str], _session: Session) -> Completion:
+        nonlocal current
+        t = len(operations)
+        if t == 0 or t % sampling.replan:
+            return await reply_under(current, observation, operations)
+        png = observation.png
+        current = await sample_plan(agents, task, png, operations, sampling, *draw, t)
+        reply = await reply_under(current, observation, operations)
+        return replace(reply, new_plan=current)
+
+    return act
+
+
+async def with_milestones(env: Environment, task: Task, plan: Plan, e: Episode) -> Episode:
+    """The episode with the judge's verdict on each subtask (--milestone).
+
+    Without a verdict it stays as it is, and the failure is counted.
+    """
+    question = request(task.intent, plan.subtasks, e)
+    try:
+        completed, _ = await judged(env.judge, question, len(plan.subtasks))
+    except EnvironmentFailure as failure:
+        env.count(failure)
+        return replace(e, failures=[*e.failures, failure.kind])
+    return replace(e, milestones=completed)

@@ -1,22 +1,22 @@
-"""Files that a kill cannot leave half-written."""
+"""A run directory: its arguments, and files that a kill cannot leave half-written."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Writes a file that appears whole or not at all: beside its place first, then renamed into it."""
+    """Writes a file that appears whole or not at all: a file beside it, renamed at the end."""
     part = path.with_name(path.name + ".part")
     part.write_bytes(content.encode() if isinstance(content, str) else content)
     os.replace(part, path)
 
 
 def read_args(run: Path) -> dict:
-    """The arguments that a run began with, from RUN/args.json; {} where there are none to be read."""
+    """The arguments that a run began with, from RUN/args.json; {} if they cannot be read."""
     try:
         args = json.loads((Path(run) / "args.json").read_text("utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -28,21 +28,25 @@ def write_args(run: Path, args: dict) -> None:
     write_whole(Path(run) / "args.json", json.dumps(args, indent=1))
 
 
-def same_run(args: argparse.Namespace, script: str, free: set[str]) -> None:
-    """Writes the run's arguments to OUT/args.json, or checks that they are those it began with.
+def same_run(args: Any, script: str, free: set[str]) -> None:
+    """Writes a run's arguments (a dataclass with `out`), or checks that they are as it began.
 
-    free: arguments that a resumed run may have other values of. Raises ValueError naming the first that differs.
+    free: arguments that may differ when a run is resumed. Raises ValueError naming the first that
+    differs and may not.
     """
-    now = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
-    path = args.out / "args.json"
-    if path.exists():
-        before = read_args(args.out)
-        for name in sorted(now.keys() - free):
-            if before.get(name) != now[name]:
-                raise ValueError(
-                    f"{args.out} holds a run with --{name.replace('_', '-')} {before.get(name)}, not {now[name]}; "
-                    f"give another --out, or delete it"
-                )
-    elif os.environ.get("RANK", "0") == "0":
-        args.out.mkdir(parents=True, exist_ok=True)
-        write_args(args.out, {"script": script, **now})
+    now = {}
+    for name, value in vars(args).items():
+        now[name] = str(value) if isinstance(value, Path) else value
+    if not (args.out / "args.json").exists():
+        if os.environ.get("RANK", "0") == "0":
+            args.out.mkdir(parents=True, exist_ok=True)
+            write_args(args.out, {"script": script, **now})
+        return
+    before = read_args(args.out)
+    for name in sorted(now.keys() - free):
+        if before.get(name) != now[name]:
+            flag = "--" + name.replace("_", "-")
+            raise ValueError(
+                f"{args.out} holds a run with {flag} {before.get(name)}, not {now[name]}; "
+                f"give another --out, or delete it"
+            )

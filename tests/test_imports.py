@@ -10,9 +10,9 @@ LAYERS = """
 failures coordinates run_directory grpo prompts cli
 reply_reader models
 actions policy
-episodes sampler browser
-data webarena serving
-pocket
+episodes browser
+sampler data webarena
+serving pocket
 environment
 rollout
 training baselines results pocket.play

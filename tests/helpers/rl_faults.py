@@ -18,6 +18,7 @@ from playwright.async_api import Error as PlaywrightError
 import jhima.rollout
 import jhima.training.ranks
 import train_rl
+from jhima import cli
 from jhima.browser.session import Session
 from jhima.environment import Environment
 from jhima.episodes import Task
@@ -69,8 +70,7 @@ def arguments(monkeypatch, checkpoint, out, *flags: object):
         1e-3,
     ]
     monkeypatch.setattr(sys, "argv", [*map(str, base), *map(str, flags)])
-    args = train_rl.parse_args()
-    train_rl.check(args)
+    args = train_rl.checked(cli.parse(train_rl.Args, None))
     out.mkdir(parents=True)
     return args
 
@@ -85,9 +85,9 @@ async def train(monkeypatch, env: Environment, args, tasks: list[Task]) -> tuple
     monkeypatch.setattr(train_rl, "environment", shared)
     init_distributed()
     learners = [
-        train_rl.load_learner(args, role, torch.device("cpu")) for role in train_rl.needed(args)
+        train_rl.load_learner(args, role, torch.device("cpu")) for role in train_rl.weights_of(args)
     ]
-    await train_rl.train(args, tasks, learners, 0, 0, 1, lambda step, row: None)
+    await train_rl.train(args, tasks, learners, 0, lambda step, row: None)
     return learners, [
         json.loads(line) for line in (args.out / "metrics.jsonl").read_text().splitlines()
     ]

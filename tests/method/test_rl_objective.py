@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from argparse import Namespace
 
 import pytest
 import torch
@@ -30,14 +29,6 @@ DEFAULTS = dict(
     T=T,
     action_tokens=ACTION_TOKENS,
     plan_tokens=PLAN_TOKENS,
-    temperature=0.8,
-    eps=0.2,
-    eps_high=None,
-    beta=0.0,
-    tis=None,
-    normalize_std=False,
-    normalize_length=False,
-    milestone=0.0,
     micro_batch=3,
     passes=2,
     lr=LR,
@@ -165,7 +156,7 @@ def advantages(values: list[float | None], std: bool) -> list[float]:
     return [0.0 if v is None else (v - mean) / scale for v in values]
 
 
-def brute_force(policy, groups: list[Group], role: str, old: dict, args: Namespace) -> torch.Tensor:
+def brute_force(policy, groups: list[Group], role: str, old: dict, args: train_rl.Args) -> torch.Tensor:
     """Eqs. 5 to 10 with each option as its own paper states it. old: logp under the rollout's policy by sample."""
     loss = torch.zeros(())
 
@@ -245,13 +236,13 @@ def scaled(policy, sample: Sample, temperature: float) -> torch.Tensor:
 @pytest.mark.parametrize("role", train_rl.ROLES)
 @pytest.mark.parametrize("flags", FLAGS)
 def test_gradients_equal_brute_force(lora, groups, flags, role):
-    args = Namespace(**DEFAULTS | FLAGS[flags])
+    args = train_rl.Args(**DEFAULTS | FLAGS[flags])
     parameters = adapter(lora)
     start = [p.detach().clone() for p in parameters]
     samples = train_rl.useful(train_rl.SAMPLES[role](groups, args), args.beta)
     random.Random(1).shuffle(samples)
     parts = [samples[at : at + args.micro_batch] for at in range(0, len(samples), args.micro_batch)]
-    Z, old, known = train_rl.constants(args, B)[role], [], {}
+    Z, old, known = train_rl.loss_constants(args, B)[role], [], {}
     for number in range(2):  # on the second pass the ratios are no longer 1
         total = [torch.zeros_like(p) for p in parameters]
         for at, part in enumerate(parts):
@@ -273,7 +264,7 @@ def test_each_flag_changes_the_gradient(lora, groups):
     """Else the comparison above could not tell a flag from its absence."""
 
     def gradient(flags: dict, old: dict) -> torch.Tensor:
-        args = Namespace(**DEFAULTS | flags)
+        args = train_rl.Args(**DEFAULTS | flags)
         return torch.cat(
             [
                 g.flatten()
@@ -296,7 +287,7 @@ def test_one_set_of_weights_adds_both_objectives(checkpoint, groups, monkeypatch
     """--shared, through update() and DeepSpeed: AdamW's steps on the sum of the two brute-force losses (eq. 11)."""
     from jhima.training.deepspeed_engine import init_distributed, make_engine
 
-    args = Namespace(**DEFAULTS)
+    args = train_rl.Args(**DEFAULTS)
     ours, theirs = (load_policy(checkpoint, "cpu", torch.float32, lora=(4, 8)) for _ in range(2))
     for policy in (ours, theirs):
         with torch.no_grad():
@@ -308,7 +299,7 @@ def test_one_set_of_weights_adds_both_objectives(checkpoint, groups, monkeypatch
         role: train_rl.useful(make(groups, args), 0.0) for role, make in train_rl.SAMPLES.items()
     }
     rows = train_rl.update(
-        Learner(ours, train_rl.ROLES, engine), samples, train_rl.constants(args, B), args
+        Learner(ours, train_rl.ROLES, engine), samples, train_rl.loss_constants(args, B), args
     )
     optimizer, old = (
         torch.optim.AdamW(adapter(theirs), lr=LR, weight_decay=0.0),
