@@ -222,10 +222,19 @@ def _pages(args: argparse.Namespace) -> None:
 
 
 def _pretrain(args: argparse.Namespace) -> None:
-    from jhima.pocket.pretraining.pretrain import pretrain
+    from jhima.pocket.pretraining.pretrain import PretrainOptions, pretrain
 
     pretrain(
-        args.pages, args.model, args.out, args.steps, args.batch, args.lr, args.seed, args.workers
+        PretrainOptions(
+            pages=args.pages,
+            model=args.model,
+            out=args.out,
+            steps=args.steps,
+            batch=args.batch,
+            lr=args.lr,
+            seed=args.seed,
+            workers=args.workers,
+        )
     )
 
 

@@ -34,7 +34,7 @@ from jhima.pocket.pretraining.pretrain import (
     Batch,
     Lessons,
     Step,
-    answered,
+    answers_right,
     assemble,
     log_probs,
     positions,
@@ -197,12 +197,13 @@ def test_a_step_learns_whatever_the_shape_and_padding_changes_nothing(pages, che
         ).train()
         batch = Lessons(policy, pages, names_of(pages), size=1, steps=10, seed=0)[3]
         B, L = batch.ids.shape
+        predictor = batch.predictor // L * (L + pad) + batch.predictor % L
         wider = Batch(
             batch.bands,
-            F.pad(batch.owner, (0, pad)),
+            F.pad(batch.picture, (0, pad)),
             F.pad(batch.ids, (0, pad, 0, pad)),
             F.pad(batch.start, (0, pad)),
-            F.pad(batch.where // L * (L + pad) + batch.where % L, (0, pad)),
+            F.pad(predictor, (0, pad)),
             F.pad(batch.targets, (0, pad), value=-100),
         )
         assert wider.shape == (B + pad, L + pad, len(batch.targets) + pad)
@@ -247,7 +248,7 @@ def test_an_answer_is_right_with_the_same_actions_inside_the_same_elements(
 
     def share(change) -> float:
         said[:] = [change(page, reply) for page, _, reply in asked]
-        return sum(answered(policy, asked, batch=7)) / len(asked)
+        return sum(answers_right(policy, asked, batch=7)) / len(asked)
 
     def corner(beyond: int):
         def moved(page: Page, reply: str) -> str:

@@ -1,9 +1,10 @@
-"""Pictures of the arena with what they show: the data that teaches the pocket model to see.
+"""Pictures of the arena and what they show: the data that teaches the pocket model to see.
 
-A walker goes through the sites in a real browser, clicking and typing at random with a taste for what it has seen
-least, and keeps every distinct screenshot with the text and box of each row and element on it. Of each page it also
-keeps a scrambled twin: the same layout with words from anywhere in the arena in every place. On real pages a label has
-its place, and a model that remembers places scores well without reading; on scrambled ones only reading helps.
+Walkers go through the sites in a real browser. They click and type at random, preferring what was
+clicked least so far, and keep every distinct screenshot with the text and box of each row and
+element on it. Most pages also get a scrambled twin: the same layout with words from all over the
+arena in every place. On real pages a label has its fixed place, so a model that remembers places
+scores well without reading; on scrambled pages only reading helps.
 """
 
 from __future__ import annotations
@@ -20,32 +21,41 @@ from tqdm import tqdm
 
 from jhima.actions import Action
 from jhima.browser.session import Session
+from jhima.environment import Environment
 from jhima.episodes import Task
 from jhima.failures import EnvironmentFailure
 from jhima.pocket import SITES
 from jhima.pocket.play.check import environment
 from jhima.pocket.play.oracle import Element, elements
+from jhima.pocket.pretraining.lessons import moves_of
 from jhima.pocket.tasks.generate import solutions
 from jhima.pocket.tasks.intents import Click, Write
 
-# What a page says, top to bottom: each line of text with the middle of its box; where it is a caption and a value, the
-# caption too.
-ROWS = """() => [...document.querySelectorAll('header .home, h1, .row:not(.columns):not(.options), .option')]
-  .map(e => { const b = e.getBoundingClientRect(), line = t => t.trim().replace(/\\s+/g, ' ');
-              const field = e.querySelector('input:not([type=hidden]):not([type=radio]), textarea');
-              return {text: line(e.innerText + (field && field.type !== 'password' ? ' ' + field.value : '')),
-                      caption: e.matches('.pair, .field') ? line(e.querySelector('span').innerText) : '',
-                      x: b.x + b.width / 2, y: b.y + b.height / 2}; })
+# What a page says, top to bottom: each line of text with the middle of its box. Where the line is a
+# caption and a value, the caption too.
+ROWS = """() => [...document.querySelectorAll(
+    'header .home, h1, .row:not(.columns):not(.options), .option')]
+  .map(e => {
+    const b = e.getBoundingClientRect(), line = t => t.trim().replace(/\\s+/g, ' ');
+    const field = e.querySelector('input:not([type=hidden]):not([type=radio]), textarea');
+    const value = field && field.type !== 'password' ? ' ' + field.value : '';
+    return {text: line(e.innerText + value),
+            caption: e.matches('.pair, .field') ? line(e.querySelector('span').innerText) : '',
+            x: b.x + b.width / 2, y: b.y + b.height / 2};
+  })
   .filter(r => r.text && r.y > 0 && r.y < innerHeight)"""
 
-# Puts words of the list in place of every text of the page but the site's name, and in every text field; a word that
-# a row has no room for gives way to the next. `unscramble()` puts all back.
+# Replaces every text of the page except the site's name, and the content of every text field, with
+# words of the list. A word that does not fit in its row gives way to the next one. `unscramble()`
+# restores the page.
 SCRAMBLE = """words => {
   let next = 0;
   const undo = [];
   const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), found = [];
-  while (texts.nextNode())
-    if (texts.currentNode.data.trim() && !texts.currentNode.parentElement.closest('header, textarea')) found.push(texts.currentNode);
+  while (texts.nextNode()) {
+    const node = texts.currentNode;
+    if (node.data.trim() && !node.parentElement.closest('header, textarea')) found.push(node);
+  }
   for (const node of found) {
     const row = node.parentElement.closest('.row, .option, h1') || document.body, text = node.data;
     undo.push(() => { node.data = text; });
@@ -66,121 +76,113 @@ SCRAMBLE = """words => {
 
 @dataclass
 class Walk:
-    """What the walkers share: where pictures go, which are known, how often each label was clicked, and all words."""
+    """What the walkers share."""
 
     out: Path
-    known: set[str]
-    typed: list[str]
-    visits: Counter[str] = field(default_factory=Counter)
-    words: set[str] = field(default_factory=set)
+    count: int  # pictures to collect
+    env: Environment
+    bar: tqdm
+    known: set[str]  # names of the pictures collected
+    texts: list[str]  # to type into fields
+    words: set[str]  # to scramble pages with
+    visits: Counter[str] = field(default_factory=Counter)  # SITE/LABEL -> clicks
 
 
 async def collect(out: Path, count: int, concurrency: int, seed: int) -> None:
-    """Adds pages to `out` until it holds `count`: images/<hash>.png, and a line each in pages.jsonl."""
+    """Adds pages to `out` until it holds `count`: images/HASH.png, and one line per picture in
+    pages.jsonl."""
     (out / "images").mkdir(parents=True, exist_ok=True)
-    path = out / "pages.jsonl"
-    known = (
-        {json.loads(line)["image"] for line in path.read_text("utf-8").splitlines()}
-        if path.exists()
-        else set()
-    )
-    moves = [move for s in solutions().values() for g in s.plan for move in g.moves]
-    walk = Walk(
-        out,
-        known,
-        sorted({m.text for m in moves if isinstance(m, Write)}),
-        words={m.label for m in moves if isinstance(m, (Click, Write))},
-    )
+    index = out / "pages.jsonl"
+    index.touch()
+    known = {json.loads(line)["image"] for line in index.read_text("utf-8").splitlines()}
+    texts, words = set(), set()
+    for solution in solutions().values():
+        moves = moves_of(solution.plan)
+        texts |= {move.text for move in moves if isinstance(move, Write)}
+        words |= {move.label for move in moves if isinstance(move, (Click, Write))}
     rng = random.Random(f"{seed}/{len(known)}")
-
-    with (
-        path.open("a", encoding="utf-8") as lines,
-        tqdm(total=count, initial=len(known), desc="pages", unit="page") as bar,
-    ):
-
-        def keep(found: dict | None) -> None:
-            if found:
-                lines.write(json.dumps(found, ensure_ascii=False) + "\n")
-                lines.flush()
-                bar.update()
-
-        async def go(site: str, choose: random.Random) -> None:
-            async with env.start(Task("walk", (site,), f"__{site.upper()}__", "", {})) as (
-                _,
-                session,
-            ):
-                for _ in range(40):
-                    page = await snapshot(session, walk)
-                    keep(page)
-                    action = choose_action(await elements(session), session, choose, walk)
-                    if page:
-                        walk.words |= {
-                            row["text"] for row in page["rows"] if len(row["text"]) <= 20
-                        }
-                        if choose.random() < 0.6:
-                            await session.page.evaluate(
-                                SCRAMBLE,
-                                choose.sample(sorted(walk.words), min(200, len(walk.words))),
-                            )
-                            keep(await snapshot(session, walk, scrambled=True))
-                            await session.page.evaluate("unscramble()")
-                    if len(known) >= count or not action:
-                        return
-                    for step in action:
-                        await session.perform(step)
-
-        async with environment(False, concurrency) as env:
-
-            async def keep_walking() -> None:
-                while len(known) < count:
-                    try:
-                        await go(rng.choice(SITES), random.Random(rng.random()))
-                    except EnvironmentFailure as failure:
-                        env.count(failure)
-
+    async with environment(False, concurrency) as env:
+        with tqdm(total=count, initial=len(known), desc="pages", unit="page") as bar:
+            walk = Walk(out, count, env, bar, known, sorted(texts), words)
             async with asyncio.TaskGroup() as group:
                 for _ in range(concurrency):
-                    group.create_task(keep_walking())
+                    group.create_task(_keep_walking(walk, rng))
 
 
-async def snapshot(session: Session, walk: Walk, scrambled: bool = False) -> dict | None:
-    """The current page as a line of pages.jsonl, or None if the same picture is there already."""
-    seen = await session.observe()
-    name = hashlib.blake2b(seen.png, digest_size=10).hexdigest() + ".png"
+async def _keep_walking(walk: Walk, rng: random.Random) -> None:
+    while len(walk.known) < walk.count:
+        try:
+            await _walk_site(walk, rng.choice(SITES), random.Random(rng.random()))
+        except EnvironmentFailure as failure:
+            walk.env.count(failure)
+
+
+async def _walk_site(walk: Walk, site: str, rng: random.Random) -> None:
+    """Takes up to forty random actions on a site and keeps each new page."""
+    task = Task("walk", (site,), f"__{site.upper()}__", "", {})
+    async with walk.env.start(task) as (_, session):
+        for _ in range(40):
+            rows = await keep_snapshot(session, walk)
+            actions = choose_actions(await elements(session), session, rng, walk)
+            if rows is not None:
+                walk.words |= {row["text"] for row in rows if len(row["text"]) <= 20}
+                if rng.random() < 0.6:
+                    words = rng.sample(sorted(walk.words), min(200, len(walk.words)))
+                    await session.page.evaluate(SCRAMBLE, words)
+                    await keep_snapshot(session, walk, scrambled=True)
+                    await session.page.evaluate("unscramble()")
+            if len(walk.known) >= walk.count or not actions:
+                return
+            for action in actions:
+                await session.perform(action)
+
+
+async def keep_snapshot(session: Session, walk: Walk, scrambled: bool = False) -> list[dict] | None:
+    """Saves the current page; returns its rows, or None if this picture is there already."""
+    observation = await session.observe()
+    name = hashlib.blake2b(observation.png, digest_size=10).hexdigest() + ".png"
     if name in walk.known:
         return None
     walk.known.add(name)
-    rows = sorted(await session.page.evaluate(ROWS), key=lambda row: (round(row["y"]), row["x"]))
-    marks = [
-        vars(e)
-        for e in await elements(session)
-        if 0 < e.centre[0] < seen.width and 0 < e.centre[1] < seen.height
-    ]
-    (walk.out / "images" / name).write_bytes(seen.png)
-    return {
+    rows = await session.page.evaluate(ROWS)
+    rows.sort(key=lambda row: (round(row["y"]), row["x"]))
+    boxes = []
+    for element in await elements(session):
+        x, y = element.centre
+        if 0 < x < observation.width and 0 < y < observation.height:
+            boxes.append(vars(element))
+    (walk.out / "images" / name).write_bytes(observation.png)
+    record = {
         "image": name,
-        "url": seen.url,
+        "url": observation.url,
         "title": await session.page.title(),
         "scrambled": scrambled,
         "rows": rows,
-        "elements": marks,
+        "elements": boxes,
     }
+    with (walk.out / "pages.jsonl").open("a", encoding="utf-8") as index:
+        index.write(json.dumps(record, ensure_ascii=False) + "\n")
+    walk.bar.update()
+    return rows
 
 
-def choose_action(
-    visible: list[Element], session: Session, choose: random.Random, walk: Walk
+def choose_actions(
+    visible: list[Element], session: Session, rng: random.Random, walk: Walk
 ) -> list[Action]:
-    """What a walker does next, by chance; nothing where a page has no elements."""
+    """A walker's next actions, drawn at random; none if the page has no elements."""
     if not visible:
         return []
     site = session.page.url.split("/")[2]
-    e = min(
-        choose.sample(visible, min(3, len(visible))), key=lambda e: walk.visits[f"{site}/{e.label}"]
-    )
-    walk.visits[f"{site}/{e.label}"] += 1
-    x, y = e.centre
-    if not 0 <= y < session.height:
-        return [Action("scroll", dy=0.5 * session.height * (1 if y > 0 else -1))]
-    if e.field and choose.random() < 0.9:
-        return [Action("click", x, y), Action("type", text=choose.choice(walk.typed))]
-    return [Action("back")] if choose.random() < 0.05 else [Action("click", x, y)]
+    candidates = rng.sample(visible, min(3, len(visible)))
+    element = min(candidates, key=lambda candidate: walk.visits[f"{site}/{candidate.label}"])
+    walk.visits[f"{site}/{element.label}"] += 1
+    x, y = element.centre
+    if y >= session.height:
+        return [Action("scroll", dy=0.5 * session.height)]
+    if y < 0:
+        return [Action("scroll", dy=-0.5 * session.height)]
+    if element.field and rng.random() < 0.9:
+        return [Action("click", x, y), Action("type", text=rng.choice(walk.texts))]
+    if rng.random() < 0.05:
+        return [Action("back")]
+    return [Action("click", x, y)]
