@@ -475,7 +475,7 @@ SAMPLES = {"actor": actor_samples, "decomposer": decomposer_samples}
 
 
 def useful(samples: list[Sample], beta: float) -> list[Sample]:
-    """Samples that can have a gradient: those with an advantage; all of them if a KL term counts."""
+    """Samples that can have a gradient: those with an advantage, or all if a KL term counts."""
     return [s for s in samples if s.advantage != 0 or beta]
 
 

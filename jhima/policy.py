@@ -1,8 +1,11 @@
 """A policy: Qwen2.5-VL (with or without LoRA) as a distribution over the tokens of a reply.
 
-One place turns a Prompt into token ids, and one computes log-probs; SFT, RL and the local sampler all call them.
-A prompt has two forms: *collapsed*, with one <|image_pad|>, which is stored and is what vLLM expects, and
-*expanded*, with one <|image_pad|> a vision token, which the model reads.
+One place turns a Prompt into token ids, for SFT, RL and the samplers. `forward` computes the
+log-probs of sampled tokens; training/packing.py does so for fine-tuning's packed samples, and
+sampler.generate for tokens as they are drawn (tests hold the three equal).
+
+A prompt has two forms: *collapsed*, with one <|image_pad|>, which is stored and is what vLLM
+expects, and *expanded*, with one <|image_pad|> per vision token, which the model reads.
 """
 
 from __future__ import annotations
@@ -35,38 +38,39 @@ from jhima.models.vision import (
 from jhima.prompts import Prompt, Prompts, load_prompts, save_prompts
 from jhima.run_directory import write_whole
 
-# The language model's seven linear layers and nothing else: a bare suffix list would also hit the vision tower,
-# whose adapters vLLM ignores without a word, so that sampling and training would part.
+# The language model's seven linear layers and nothing else: a bare suffix list would also match
+# the vision tower, whose adapters vLLM silently ignores: sampling and training would differ.
 LORA_TARGETS = (
     r".*language_model\.layers\.\d+\.(self_attn\.(q|k|v|o)_proj|mlp\.(gate|up|down)_proj)"
 )
 
-
-_checkpoint = partial(
-    checkpoint, use_reentrant=False, preserve_rng_state=False
-)  # nothing here is random
+# Nothing in a layer is random.
+_checkpoint = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One reply to learn from: what the model saw, the ids it said, and how much each token weighs."""
+    """One reply to learn from: collapsed prompt ids, a PNG, and the reply's ids.
 
-    prompt_ids: list[int]  # collapsed
-    image: bytes  # PNG
+    For RL also the advantage that all its tokens share, the sampler's log-probs, and each token's
+    weight in the loss: 1, unless --normalize-length or --replan changes it.
+    """
+
+    prompt_ids: list[int]
+    image: bytes
     response_ids: list[int]
-    advantage: float = 0.0  # RL: shared by all tokens of the response
-    logps: list[float] | None = None  # RL: what the sampler said their log-probs were
-    weight: float = (
-        1.0  # RL: of each token in the loss; 1 unless a normalisation or --replan says otherwise
-    )
+    advantage: float = 0.0
+    logps: list[float] | None = None
+    weight: float = 1.0
 
 
 class Policy(nn.Module):
-    """model: Qwen2.5-VL, possibly wrapped by PEFT. `tune_vision`: let gradients into the vision tower (full SFT only).
+    """Qwen2.5-VL, possibly wrapped by PEFT, with its tokenizer and prompts.
 
-    cache_bytes: host memory for vision features; a 1288x728 screenshot of the 7B takes 8.6 MB.
-    checkpointing: recompute each layer in the backward pass ("on"), keep its activations ("off"), or keep them where
-    the GPU's free memory holds those of this micro-batch ("auto").
+    tune_vision: let gradients into the vision tower (full SFT only). cache_bytes: host memory for
+    vision features; a 1288x728 screenshot of the 7B takes 8.6 MB. checkpointing: recompute each
+    layer in the backward pass ("on"), keep its activations ("off"), or keep them if the GPU's free
+    memory holds those of this micro-batch ("auto").
     """
 
     def __init__(
@@ -79,13 +83,8 @@ class Policy(nn.Module):
         checkpointing: str = "off",
     ) -> None:
         super().__init__()
-        self.model, self.tokenizer, self.prompts, self.tune_vision = (
-            model,
-            tokenizer,
-            prompts,
-            tune_vision,
-        )
-        self.checkpointing = checkpointing
+        self.model, self.tokenizer, self.prompts = model, tokenizer, prompts
+        self.tune_vision, self.checkpointing = tune_vision, checkpointing
         self.checkpoint = ""  # the folder or hub name that it was loaded from
         self.unchanged_files: dict[str, bytes] = {}  # of that checkpoint, see UNCHANGED_FILES
         self._vision_block = block
@@ -95,13 +94,12 @@ class Policy(nn.Module):
                 module.cast_input_dtype_enabled = False
         config = self.base.config
         self.image_pad = config.image_token_id
-        self.im_start, self.im_end, self.vision_start, self.vision_end = (
-            tokenizer.convert_tokens_to_ids(
-                ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>"]
-            )
-        )
-        # Ids that no reply may contain: rows beyond the tokenizer, and special tokens but the end of the turn. A
-        # sampled <|image_pad|> would make the next forward pass fail. Sampling and training mask the same ids.
+        marks = ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>"]
+        ids = tokenizer.convert_tokens_to_ids(marks)
+        self.im_start, self.im_end, self.vision_start, self.vision_end = ids
+        # Ids that no reply may contain: rows beyond the tokenizer, and special tokens but the end
+        # of the turn. A sampled <|image_pad|> would make the next forward pass fail. Sampling and
+        # training mask the same ids.
         forbidden = torch.zeros(config.text_config.vocab_size, dtype=torch.bool)
         forbidden[len(tokenizer) :] = True
         forbidden[[i for i in tokenizer.all_special_ids if i < len(forbidden)]] = True
@@ -121,33 +119,20 @@ class Policy(nn.Module):
 
     def text_ids(self, text: str) -> list[int]:
         """Ids of plain text; what looks like a special token in it stays text."""
-        text = text.encode(
-            "utf-8", "replace"
-        ).decode()  # half a character, which a reply may hold, has no UTF-8
-        return self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)[
-            "input_ids"
-        ]
+        # Half a character, which a reply may hold, has no UTF-8.
+        text = text.encode("utf-8", "replace").decode()
+        encoded = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)
+        return encoded["input_ids"]
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
-        """The collapsed ids of a prompt in Qwen2.5-VL's chat format, ready for the assistant's reply."""
-        newline = self.text_ids("\n")
-        system = (
-            [self.im_start, *self.text_ids("system\n" + prompt.system), self.im_end, *newline]
-            if prompt.system
-            else []
-        )
-        return [
-            *system,
-            self.im_start,
-            *self.text_ids("user\n" + prompt.user),
-            self.vision_start,
-            self.image_pad,
-            self.vision_end,
-            self.im_end,
-            *newline,
-            self.im_start,
-            *self.text_ids("assistant\n"),
-        ]
+        """The collapsed ids of a prompt in Qwen2.5-VL's chat format, ready for the reply."""
+        end = [self.im_end, *self.text_ids("\n")]
+        ids = []
+        if prompt.system:
+            ids += [self.im_start, *self.text_ids("system\n" + prompt.system), *end]
+        ids += [self.im_start, *self.text_ids("user\n" + prompt.user)]
+        ids += [self.vision_start, self.image_pad, self.vision_end, *end]
+        return [*ids, self.im_start, *self.text_ids("assistant\n")]
 
     def response_ids(self, text: str) -> list[int]:
         """The ids of a reply to learn from, with the end of the turn."""
@@ -208,25 +193,21 @@ class Policy(nn.Module):
         responses: list[list[int]],
         pad: str = "right",
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Input embeddings [B, L, H], M-RoPE positions [3, B, L] and attention mask [B, L] of prompt + response.
+        """Of prompt + response: embeddings [B, L, H], M-RoPE positions [3, B, L], mask [B, L].
 
-        The mask stays in host memory. What goes to the GPU goes without waiting for it: a plain copy would let it finish
-        the last sample's backward pass, and then idle while Python prepares this one.
+        The mask stays in host memory. What goes to the GPU goes without waiting for it: a plain
+        copy would let it finish the previous sample's backward pass, and then idle while Python
+        prepares this one.
         """
         rows, positions, features = [], [], self.features(images)
         for prompt, (_, grid), response in zip(prompts, features, responses):
             tokens = grid[0] * grid[1] // MERGE**2
             rows.append(torch.tensor(expand(prompt, self.image_pad, tokens) + response))
             positions.append(mrope_positions(rows[-1], self.image_pad, [grid]))
-        ids = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_side=pad).to(
-            self.device, non_blocking=True
-        )
-        mask = nn.utils.rnn.pad_sequence(
-            [torch.ones_like(r) for r in rows], batch_first=True, padding_side=pad
-        )
-        position = nn.utils.rnn.pad_sequence(
-            [p.T for p in positions], batch_first=True, padding_side=pad
-        )  # [B, L, 3]
+        padded = partial(nn.utils.rnn.pad_sequence, batch_first=True, padding_side=pad)
+        ids = padded(rows).to(self.device, non_blocking=True)  # [B, L]
+        mask = padded([torch.ones_like(row) for row in rows])  # [B, L]
+        position = padded([p.T for p in positions])  # [B, L, 3]
         embeds = self.base.model.language_model.embed_tokens(ids)  # [B, L, H]
         image = (ids == self.image_pad)[..., None]  # [B, L, 1]
         embeds = embeds.masked_scatter(image, torch.cat([f for f, _ in features]).to(embeds.dtype))
@@ -237,19 +218,18 @@ class Policy(nn.Module):
     def hidden(
         self, embeds: Tensor, positions: Tensor, mask: Tensor | None = None, **cache
     ) -> Tensor:
-        """The language model's last hidden states [B, L, H]. Without a mask, attention is causal and nothing else.
+        """The language model's last hidden states [B, L, H]. Without a mask: causal attention.
 
-        Over a bf16 model the adapters stay in fp32, so that small updates are not lost, but their products are bf16
-        like the rest: autocast rounds the adapters' weights. PEFT's own way, to widen the activations to fp32, takes
-        half as long again and twice the memory, and vLLM, which serves rounded adapters, would part from it.
+        Over a bf16 model the adapters stay in fp32, so that small updates are not lost, but their
+        products are bf16 like the rest: autocast rounds the adapters' weights. PEFT's own way, to
+        widen the activations to fp32, takes half as long again and twice the memory, and differs
+        from vLLM, which serves rounded adapters.
         """
         model = self.base.model.language_model
-        with torch.autocast(
-            self.device.type, torch.bfloat16, enabled=embeds.dtype == torch.bfloat16
-        ):
-            return model(
-                inputs_embeds=embeds, position_ids=positions, attention_mask=mask, **cache
-            ).last_hidden_state
+        inputs = {"inputs_embeds": embeds, "position_ids": positions, "attention_mask": mask}
+        is_bf16 = embeds.dtype == torch.bfloat16
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=is_bf16):
+            return model(**inputs, **cache).last_hidden_state
 
     def worth_compiling(self) -> bool:
         """Whether compiled layers pay: a small model's took 77 s to compile for 0.5 s of work."""
@@ -346,10 +326,9 @@ def _compiled_for_one(forward):
 
 
 def free_memory() -> int:
-    """Bytes of this process's GPU that it can still have: unused ones, and what torch keeps for itself."""
-    return (
-        torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-    )
+    """Bytes of its GPU that this process can still have: unused ones, and those torch has kept."""
+    kept = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    return torch.cuda.mem_get_info()[0] + kept
 
 
 # ---- loading and saving ----
@@ -371,8 +350,8 @@ def load_policy(
 ) -> Policy:
     """A policy from a checkpoint folder (or hub name).
 
-    lora=(rank, alpha): a fresh adapter on the language model. adapter=DIR: a saved one, trainable where lora is given
-    too. Raises ValueError, naming the folder, for one that holds no Qwen2.5-VL.
+    lora=(rank, alpha): a fresh adapter on the language model. adapter=DIR: a saved one, trainable
+    if lora is given too. Raises ValueError, naming the folder, for one that holds no Qwen2.5-VL.
     """
     check_checkpoint(checkpoint)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
@@ -380,21 +359,13 @@ def load_policy(
         checkpoint, dtype=dtype, attn_implementation="sdpa"
     )
     if adapter is not None:
-        model = PeftModel.from_pretrained(
-            model.requires_grad_(False), adapter, is_trainable=lora is not None
-        )
+        model.requires_grad_(False)
+        model = PeftModel.from_pretrained(model, adapter, is_trainable=lora is not None)
     elif lora is not None:
         rank, alpha = lora
-        model = get_peft_model(
-            model,
-            LoraConfig(
-                r=rank,
-                lora_alpha=alpha,
-                lora_dropout=0.0,
-                target_modules=LORA_TARGETS,
-                task_type="CAUSAL_LM",
-            ),
-        )
+        config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, task_type="CAUSAL_LM")
+        config.target_modules = LORA_TARGETS
+        model = get_peft_model(model, config)
     policy = Policy(model, tokenizer, load_prompts(checkpoint, prompts), **options).to(device)
     policy.checkpoint = str(checkpoint)
     policy.unchanged_files = read_unchanged(checkpoint)
@@ -402,9 +373,10 @@ def load_policy(
 
 
 def check_checkpoint(checkpoint: str | Path, made_by: str = "") -> None:
-    """Raises ValueError, in one line, where a checkpoint folder is missing or holds another kind of model.
+    """Raises ValueError, in one line, for a missing checkpoint folder or another kind of model.
 
-    made_by: the command that makes it. Without one, a name like "org/model" that is no folder is left to the hub.
+    made_by: the command that makes it. Without one, a name like "org/model" that is no folder is
+    left to the hub.
     """
     folder = Path(checkpoint)
     if not made_by and not folder.is_dir() and re.fullmatch(r"[\w.-]+/[\w.-]+", str(checkpoint)):
@@ -428,7 +400,7 @@ def check_checkpoint(checkpoint: str | Path, made_by: str = "") -> None:
 
 
 def save_policy(policy: Policy, folder: str | Path, state: dict[str, Tensor] | None = None) -> None:
-    """Writes a checkpoint (or, for LoRA, an adapter) that transformers, PEFT and vLLM load as it is."""
+    """Writes a checkpoint (for LoRA: an adapter) that transformers, PEFT and vLLM load as it is."""
     policy.model.save_pretrained(folder, state_dict=state)
     if not isinstance(policy.model, PeftModel):
         policy.tokenizer.save_pretrained(folder)
@@ -437,7 +409,7 @@ def save_policy(policy: Policy, folder: str | Path, state: dict[str, Tensor] | N
     save_prompts(policy.prompts, folder)
 
 
-# An image processor's settings are in the first or, as transformers 5 writes them, in the second.
+# An image processor's settings are in the first or, from transformers 5, in the second.
 IMAGE_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 # What training does not change, apart from the tokenizer: transformers and vLLM need the first two.
 UNCHANGED_FILES = (
