@@ -102,6 +102,10 @@ class Order:
             - self.discount
         )
 
+    @property
+    def pieces(self) -> int:
+        return sum(line.qty for line in self.lines)
+
 
 @dataclass
 class Review:

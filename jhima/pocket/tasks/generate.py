@@ -1,12 +1,13 @@
 """The pocket arena's tasks: every instance of every template, split once and for all by a seed.
 
-Training and evaluation share no instance; templates marked held_out have a list of their own.
+Training and evaluation share no instance. Held-out templates have a list of their own.
 """
 
 from __future__ import annotations
 
 import random
 from functools import lru_cache
+from itertools import chain
 
 from jhima.pocket.tasks import (
     gitlab_tasks,
@@ -18,55 +19,61 @@ from jhima.pocket.tasks import (
 from jhima.pocket.tasks.intents import Solution, Template
 
 SEED = 0
-
-
-EVAL_SHARE = 0.2  # of each template that training sees
+EVAL_SHARE = 0.2  # of the instances of each template that training uses
 
 
 def templates() -> list[Template]:
+    """All templates of the five modules, in the order in which they are defined."""
     modules = (shopping_tasks, shopping_admin_tasks, reddit_tasks, gitlab_tasks, map_tasks)
-    return [template for module in modules for template in module.TEMPLATES]
+    values = chain.from_iterable(vars(module).values() for module in modules)
+    return [value for value in values if isinstance(value, Template)]
 
 
 @lru_cache(maxsize=1)
 def solutions() -> dict[str, Solution]:
-    """The oracle's knowledge: intent -> solution."""
-    return {intent: solution for t in templates() for intent, solution in map(t.instance, t.values)}
+    """What the oracle knows: intent -> solution."""
+    by_intent = {}
+    for template in templates():
+        by_intent.update(template.instance(value) for value in template.values)
+    return by_intent
 
 
 def task_list(split: str) -> list[dict]:
-    """The tasks of a split as dicts in WebArena-Lite-v2's schema, with WebArena's intent_template and
-    instantiation_dict. The order mixes sites, so that any prefix is a fair sample.
+    """The tasks of a split in WebArena-Lite-v2's schema, with intent_template and
+    instantiation_dict as in WebArena. The order mixes the sites: any prefix is a fair sample.
 
-    "train"; "eval", new instances of its templates; "new", all instances of templates that are held out. "demos" and "rl"
-    are the halves of "train": as in the paper, RL practises on tasks that fine-tuning has not shown.
+    "train"; "eval": new instances of train's templates; "new": all instances of the held-out
+    templates. "demos" and "rl" are the halves of "train": as in the paper, RL practises on tasks
+    that fine-tuning has not shown.
     """
     if split in ("demos", "rl"):
         tasks = task_list("train")
-        return tasks[: len(tasks) // 2] if split == "demos" else tasks[len(tasks) // 2 :]
+        half = len(tasks) // 2
+        return tasks[:half] if split == "demos" else tasks[half:]
     rng = random.Random(SEED)
-    chosen: list[tuple[Template, dict]] = []
-    for t in templates():
-        values = list(t.values)
+    instances: list[tuple[Template, dict]] = []
+    for template in templates():
+        values = list(template.values)
         rng.shuffle(values)
-        held = max(1, round(EVAL_SHARE * len(values)))
-        of_split = (
-            {"train": values[held:], "eval": values[:held]} if not t.held_out else {"new": values}
-        )
-        chosen += [(t, value) for value in of_split.get(split, [])]
-    rng.shuffle(chosen)
-    return [_task(number, t, value) for number, (t, value) in enumerate(chosen)]
+        eval_count = max(1, round(EVAL_SHARE * len(values)))
+        if template.held_out:
+            parts = {"new": values}
+        else:
+            parts = {"train": values[eval_count:], "eval": values[:eval_count]}
+        instances += [(template, value) for value in parts.get(split, [])]
+    rng.shuffle(instances)
+    return [_task(number, *instance) for number, instance in enumerate(instances)]
 
 
-def _task(number: int, t: Template, value: dict) -> dict:
-    intent, solution = t.instance(value)
+def _task(number: int, template: Template, value: dict) -> dict:
+    intent, solution = template.instance(value)
     return {
-        "sites": [t.site],
+        "sites": [template.site],
         "task_id": number,
-        "storage_state": None if t.site == "map" else f"./.auth/{t.site}_state.json",
-        "start_url": t.start,
+        "storage_state": None if template.site == "map" else f"./.auth/{template.site}_state.json",
+        "start_url": template.start,
         "intent": intent,
-        "intent_template": t.name,
+        "intent_template": template.name,
         "instantiation_dict": value,
         "eval": solution.eval,
     }

@@ -1,12 +1,13 @@
 """Intent templates: what a task asks, how it is judged, and how a person would solve it.
 
-A template is a function of its parameters that returns a Solution. From it come the task file (WebArena-Lite-v2's
-schema), the oracle's demonstrations, the teacher's subtasks and the check that a task can be solved.
+A template is a function of its parameters that returns a Solution. From it come the task file
+(in WebArena-Lite-v2's schema), the oracle's demonstrations, the teacher's subtasks, and the check
+that a task can be solved.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 
@@ -19,7 +20,7 @@ class Click:
 
 @dataclass(frozen=True)
 class Write:
-    """Click the field named `label` and type `text` (replacing what it held)."""
+    """Click the field named `label` and type `text`, which replaces what the field held."""
 
     label: str
     text: str
@@ -43,7 +44,7 @@ Move = Click | Write | Press | Answer
 
 
 def operation(move: Move) -> str:
-    """A move in words, as the oracle says it and an actor trained on its trajectories learns to."""
+    """A move in words: the oracle says it so, and an actor trained on the oracle learns to."""
     match move:
         case Click(label):
             return f"Click {label}"
@@ -57,7 +58,7 @@ def operation(move: Move) -> str:
 
 @dataclass(frozen=True)
 class Subtask:
-    """One line of the oracle's plan: a short title, the goal it reaches, and the moves that reach it."""
+    """One line of the oracle's plan: a short title, its goal, and the moves that reach the goal."""
 
     title: str
     goal: str
@@ -65,7 +66,7 @@ class Subtask:
 
     @property
     def brief(self) -> str:
-        """The title without what it takes, for an actor that knows the site.
+        """The title without the details, for an actor that knows the site.
 
         >>> Subtask("Open Mug: Kitchen, Mug", "The page of the Mug is shown", ()).brief
         'Open Mug'
@@ -75,9 +76,9 @@ class Subtask:
 
 @dataclass(frozen=True)
 class Solution:
-    """The oracle's plan and the task's `eval` (WebArena's schema, see `string`, `url` and `html` below).
+    """The oracle's plan and the task's `eval` (WebArena's schema; see `string`, `url` and `html`).
 
-    The episode's final `terminate` is added by the oracle, not written in the plan.
+    The final `terminate` of an episode is not part of the plan: the oracle adds it.
     """
 
     plan: tuple[Subtask, ...]
@@ -100,40 +101,70 @@ class Template:
         return self.intent.format(**value), self.solve(**value)
 
 
-def template(site: str, intent: str, values: list[dict], start: str = "", held_out: bool = False):
-    """Turns a solve function into a Template: @template("map", "Where is {place}?", [{"place": "Zoo"}, ...])."""
+def template(site: str, intent: str, values: list[dict], held_out: bool = False):
+    """A decorator that makes a Template of a solve function, which takes the intent's parameters.
 
-    def make(solve: Callable[..., Solution]) -> Template:
+    For example: @template("map", "Where is the {place}?", [{"place": "Zoo"}, ...]).
+    """
+
+    def decorate(solve: Callable[..., Solution]) -> Template:
         return Template(
-            f"{site}.{solve.__name__}",
-            site,
-            intent,
-            tuple(values),
-            solve,
-            start or f"__{site.upper()}__",
-            held_out,
+            name=f"{site}.{solve.__name__}",
+            site=site,
+            intent=intent,
+            values=tuple(values),
+            solve=solve,
+            start=f"__{site.upper()}__",
+            held_out=held_out,
         )
 
-    return make
+    return decorate
 
 
-def step(title: str, goal: str, *moves: Move) -> Subtask:
-    """One line of a plan. A title that does not name all it takes is followed by what it takes, in order: a plan is
-    for an actor that does not know the site.
+def one_each(parameter: str, values: Iterable) -> list[dict]:
+    """The instances of a template with one parameter.
 
-    >>> step("Open Mug", "The page of the Mug is shown", Click("Kitchen"), Click("Mug")).title
+    >>> one_each("place", ["Zoo", "Cafe"])
+    [{'place': 'Zoo'}, {'place': 'Cafe'}]
+    """
+    return [{parameter: value} for value in values]
+
+
+# ---- plans ----
+
+
+def solution(*plan: Subtask, eval: dict) -> Solution:
+    return Solution(plan, eval)
+
+
+def step(title: str, goal: str, *moves: Move | str) -> Subtask:
+    """One line of a plan; a plain string among the moves is the label to click.
+
+    A plan is for an actor that does not know the site. So a title that does not name every label
+    and text of the moves is followed by all of them, in order.
+
+    >>> step("Open Mug", "The page of the Mug is shown", "Kitchen", "Mug").title
     'Open Mug: Kitchen, Mug'
     """
-    parts = [
-        f"{move.text} in {move.label}" if isinstance(move, Write) else move.label
-        for move in moves
-        if isinstance(move, (Click, Write))
-    ]
-    return Subtask(
-        title if all(part in title for part in parts) else f"{title}: {', '.join(parts)}",
-        goal,
-        moves,
-    )
+    whole = [Click(move) if isinstance(move, str) else move for move in moves]
+    details = []
+    for move in whole:
+        if isinstance(move, Click):
+            details.append(move.label)
+        elif isinstance(move, Write):
+            details.append(f"{move.text} in {move.label}")
+    if not all(detail in title for detail in details):
+        title = f"{title}: {', '.join(details)}"
+    return Subtask(title, goal, tuple(whole))
+
+
+def answer(what: str, value: str) -> Subtask:
+    return step(f"Answer with the {what}", f"The {what} is given", Answer(value))
+
+
+def search(field: str, text: str) -> Subtask:
+    moves = ("Search", Write(field, text), "Find")
+    return step(f"Search for {text}", "The results are shown", *moves)
 
 
 # ---- `eval` entries, in WebArena-Lite-v2's schema ----
@@ -143,16 +174,18 @@ def _eval(
     types: list[str],
     answers: dict | None = None,
     url: str = "",
-    note: str | None = None,
-    targets: list[dict] | None = None,
+    exact: bool = False,
+    targets: tuple[dict, ...] = (),
 ) -> dict:
     entry = {
         "eval_types": types,
         "reference_answers": answers,
         "reference_url": url,
-        "program_html": targets or [],
+        "program_html": list(targets),
     }
-    return entry | ({"url_note": note} if note else {})
+    if url and not exact:
+        entry["url_note"] = "GOLD in PRED"
+    return entry
 
 
 def string(**answers: object) -> dict:
@@ -162,21 +195,24 @@ def string(**answers: object) -> dict:
 
 def url(reference: str, exact: bool = False) -> dict:
     """url_match; the rule is GOLD in PRED unless exact."""
-    return _eval(["url_match"], None, reference, None if exact else "GOLD in PRED")
+    return _eval(["url_match"], url=reference, exact=exact)
 
 
 def target(url: str, locator: str = "", **contents: object) -> dict:
-    """One program_html target: contents is exact_match=str, must_include=[...], ... of what the locator finds."""
+    """One program_html target: on the page `url`, what the locator yields must hold the contents.
+
+    The contents are exact_match=str, must_include=[...] or must_exclude=[...].
+    """
     return {"url": url, "locator": locator, "required_contents": contents}
 
 
 def html(*targets: dict) -> dict:
-    return _eval(["program_html"], targets=list(targets))
+    return _eval(["program_html"], targets=targets)
 
 
 def url_and_html(reference: str, *targets: dict) -> dict:
-    return _eval(["url_match", "program_html"], None, reference, "GOLD in PRED", list(targets))
+    return _eval(["url_match", "program_html"], url=reference, targets=targets)
 
 
 def string_and_url(reference: str, **answers: object) -> dict:
-    return _eval(["string_match", "url_match"], answers, reference, "GOLD in PRED")
+    return _eval(["string_match", "url_match"], answers, reference)

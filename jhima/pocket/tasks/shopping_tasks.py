@@ -1,6 +1,9 @@
-"""What one can ask of the shop."""
+"""Task templates of the shop."""
 
 from __future__ import annotations
+
+from functools import partial
+from itertools import product as pairs
 
 from jhima.pocket.sites.store_data import (
     CATEGORIES,
@@ -13,443 +16,328 @@ from jhima.pocket.sites.store_data import (
     money,
     rated,
 )
+from jhima.pocket.tasks import intents
 from jhima.pocket.tasks.intents import (
     Answer,
-    Click,
+    Move,
     Solution,
     Subtask,
     Write,
+    answer,
     html,
+    one_each,
+    search,
+    solution,
     step,
     string,
     string_and_url,
     target,
-    template,
     url,
     url_and_html,
 )
 
+template = partial(intents.template, "shopping")
+
 STORE = fresh(full=False)
-
-
 PRODUCTS = {p.name: p for p in STORE.products.values()}
-
-
-NAMES = [{"product": name} for name in PRODUCTS]
-
-
-MINE = {o.number: o for o in STORE.orders.values() if o.customer == EMMA}
-
-
-LATEST = max(STORE.orders)  # in place before the shopper does anything
-
-
+NAMES = list(PRODUCTS)
+ALL = one_each("product", NAMES)
+MY_ORDERS = {o.number: o for o in STORE.orders.values() if o.customer == EMMA}
+ONE_PRODUCT_ORDERS = [number for number, o in MY_ORDERS.items() if len(o.lines) == 1]
+LATEST = max(STORE.orders)  # before the shopper does anything
+APPROVED = [r for r in STORE.reviews.values() if r.status == "Approved"]
 WISHES = [STORE.products[key].name for key in STORE.wishes]
-# How one points at the best of a category, and the list that shows it first.
+# How a task names the best product of a category, and the sorting that shows it first.
 BEST = dict(zip(("cheapest", "dearest", "best rated"), SORTS))
-
-
-BEST_OF = [{"best": best, "category": category} for best in BEST for category in CATEGORIES]
-
+BEST_OF = [{"best": best, "category": category} for best, category in pairs(BEST, CATEGORIES)]
 
 LATEST_ORDER = "func:shopping_get_latest_order_url()"
-
-
 ORDERED = 'document.querySelector(".order-details-items.ordered").outerText'
-
-
 SHIPPED_TO = 'document.querySelector(".box.box-address-shipping > .box-content").outerText'
-
-
 NEWS = "document.querySelector('[title=\"General Subscription\"]').checked.toString()"
-
-
 WISHED = 'document.querySelector(".products-grid.wishlist").outerText'
-
-
 MIND = "What’s on your mind?"
 
 
-def pointers(numbers: list[int]) -> list[dict]:
-    """Two ways to point at each order: by its number and by its first product."""
-    return [{"which": f"order {n}", "number": n} for n in numbers] + [
-        {"which": f"order of the {MINE[n].lines[0].product.name}", "number": n} for n in numbers
-    ]
+def two_names_each(numbers: list[int]) -> list[dict]:
+    """Two ways to name each order: by its number and by its first product."""
+    by_number = [{"which": f"order {n}", "number": n} for n in numbers]
+    first = {n: MY_ORDERS[n].lines[0].product.name for n in numbers}
+    return by_number + [{"which": f"order of the {first[n]}", "number": n} for n in numbers]
 
 
 def first_of(best: str, category: str) -> Product:
     products = [p for p in PRODUCTS.values() if p.category == category]
-    return {"cheapest": min, "dearest": max, "best rated": max}[best](
-        products, key=STORE.stars if best == "best rated" else lambda p: p.price
-    )
+    if best == "best rated":
+        return max(products, key=STORE.stars)
+    choose = {"cheapest": min, "dearest": max}[best]
+    return choose(products, key=lambda p: p.price)
 
 
 # ---- parts of plans ----
 
+GO_HOME = step("Go home", "The home page is shown", "Shop")
+ADD_TO_CART = step("Add to the cart", "The cart is shown", "Add to Cart")
+OPEN_REVIEWS = step("Open the reviews", "The reviews are shown", "Reviews")
+
 
 def open_product(name: str) -> Subtask:
-    return step(
-        f"Open {name}", f"The page of {name} is shown", Click(PRODUCTS[name].category), Click(name)
-    )
+    return step(f"Open {name}", f"The page of {name} is shown", PRODUCTS[name].category, name)
 
 
 def sort_category(best: str, category: str) -> Subtask:
-    return step(
-        f"Sort {category}, {best}",
-        f"The {best} of {category} comes first",
-        Click(category),
-        Click(BEST[best]),
-    )
+    goal = f"The {best} of {category} comes first"
+    return step(f"Sort {category}, {best}", goal, category, BEST[best])
 
 
 def open_order(number: int) -> Subtask:
-    return step(
-        f"Open order {number}",
-        f"The page of order {number} is shown",
-        Click("My Orders"),
-        Click(f"Order {number}"),
-    )
+    goal = f"The page of order {number} is shown"
+    return step(f"Open order {number}", goal, "My Orders", f"Order {number}")
 
 
-def add_to_cart() -> Subtask:
-    return step("Add to the cart", "The cart is shown", Click("Add to Cart"))
+def check_out(*moves: Move) -> Subtask:
+    all_moves = ("Proceed to Checkout", *moves, "Place Order")
+    return step("Place the order", "The order is placed", *all_moves)
 
 
-def check_out(*moves: Click | Write) -> Subtask:
-    return step(
-        "Place the order",
-        "The order is placed",
-        Click("Proceed to Checkout"),
-        *moves,
-        Click("Place Order"),
-    )
+def add_to_wishes(name: str, *moves: Move | str) -> Subtask:
+    title, goal = f"Add {name} to the wish list", "It is on the wish list"
+    return step(title, goal, *moves, "Add to Wish List")
 
 
 def submit_review(stars: int, title: str) -> Subtask:
-    return step(
-        f"Review it with {rated(stars)}",
-        "The review is sent",
-        Click("Add review"),
-        Click(rated(stars)),
-        Write("Title", title),
-        Click("Submit Review"),
-    )
+    moves = ("Add review", rated(stars), Write("Title", title), "Submit Review")
+    return step(f"Review it with {rated(stars)}", "The review is sent", *moves)
+
+
+# ---- what a page holds afterwards ----
 
 
 def has_review(product: Product, stars: int, title: str) -> dict:
-    page, helper = (
-        f"__SHOPPING__/{product.key}.html",
-        "func:shopping_get_sku_latest_review_{}('{}')",
-    )
+    page = f"__SHOPPING__/{product.key}.html"
+    rating = f"func:shopping_get_sku_latest_review_rating('{product.sku}')"
+    heading = f"func:shopping_get_sku_latest_review_title('{product.sku}')"
     return html(
-        target(page, helper.format("rating", product.sku), must_include=[str(20 * stars)]),
-        target(page, helper.format("title", product.sku), exact_match=title),
+        target(page, rating, must_include=[str(20 * stars)]),
+        target(page, heading, exact_match=title),
     )
+
+
+def bought(*contents: str) -> dict:
+    return target(LATEST_ORDER, ORDERED, must_include=list(contents))
 
 
 # ---- look up ----
 
 
-@template("shopping", "What is the price of the {product}?", NAMES)
+@template("What is the price of the {product}?", ALL)
 def price(product: str) -> Solution:
-    answer = money(PRODUCTS[product].price)
-    return Solution(
-        (
-            open_product(product),
-            step("Answer with the price", "The price is given", Answer(answer)),
-        ),
-        string(must_include=[answer.removeprefix("$")]),
+    amount = money(PRODUCTS[product].price)
+    return solution(
+        open_product(product),
+        answer("price", amount),
+        eval=string(must_include=[amount.removeprefix("$")]),
     )
 
 
-@template("shopping", "Find the {product} with the search and tell me its SKU.", NAMES)
+@template("Find the {product} with the search and tell me its SKU.", ALL)
 def sku(product: str) -> Solution:
     p = PRODUCTS[product]
-    return Solution(
-        (
-            step(
-                f"Search for {product}",
-                "The results are shown",
-                Click("Search"),
-                Write("Product", product),
-                Click("Find"),
-            ),
-            step("Answer with the SKU", "The SKU is given", Click(product), Answer(p.sku)),
-        ),
-        string_and_url(f"__SHOPPING__/{p.key}.html", exact_match=p.sku),
+    return solution(
+        search("Product", product),
+        step("Answer with the SKU", "The SKU is given", product, Answer(p.sku)),
+        eval=string_and_url(f"__SHOPPING__/{p.key}.html", exact_match=p.sku),
     )
 
 
-@template("shopping", "List the {category} products, the {best} first.", BEST_OF)
+@template("List the {category} products, the {best} first.", BEST_OF)
 def sort(best: str, category: str) -> Solution:
-    return Solution(
-        (sort_category(best, category),),
-        url(f"__SHOPPING__/{category.lower()}.html?{SORTS[BEST[best]]}", exact=True),
-    )
+    address = f"__SHOPPING__/{category.lower()}.html?{SORTS[BEST[best]]}"
+    return solution(sort_category(best, category), eval=url(address, exact=True))
 
 
-@template("shopping", "Show me the reviews of the {product}.", NAMES)
+@template("Show me the reviews of the {product}.", ALL)
 def reviews(product: str) -> Solution:
-    return Solution(
-        (
-            open_product(product),
-            step("Open the reviews", "The reviews are shown", Click("Reviews")),
-        ),
-        url(f"__SHOPPING__/review/product/list/id/{PRODUCTS[product].id}/"),
-    )
+    address = f"__SHOPPING__/review/product/list/id/{PRODUCTS[product].id}/"
+    return solution(open_product(product), OPEN_REVIEWS, eval=url(address))
 
 
 @template(
-    "shopping",
     "Who rated the {product} {stars} out of 5?",
-    [
-        {"product": STORE.products[r.product].name, "stars": r.stars}
-        for r in STORE.reviews.values()
-        if r.status == "Approved"
-    ],
+    [{"product": STORE.products[r.product].name, "stars": r.stars} for r in APPROVED],
 )
 def reviewer(product: str, stars: int) -> Solution:
-    names = {
-        r.stars: r.nickname
-        for r in STORE.reviews.values()
-        if r.product == PRODUCTS[product].key and r.status == "Approved"
-    }
+    key = PRODUCTS[product].key
+    names = {r.stars: r.nickname for r in APPROVED if r.product == key}
     others = [name for mark, name in names.items() if mark != stars]
-    return Solution(
-        (
-            open_product(product),
-            step("Open the reviews", "The reviews are shown", Click("Reviews")),
-            step("Answer with the name", "The reviewer is named", Answer(names[stars])),
-        ),
-        string(must_include=[names[stars]], must_exclude=others),
+    return solution(
+        open_product(product),
+        OPEN_REVIEWS,
+        step("Answer with the name", "The reviewer is named", Answer(names[stars])),
+        eval=string(must_include=[names[stars]], must_exclude=others),
     )
 
 
 @template(
-    "shopping",
     "What is the {what} of my order {number}?",
-    [{"what": what, "number": n} for n in MINE for what in ("status", "total", "date")],
+    [{"what": what, "number": n} for n, what in pairs(MY_ORDERS, ("status", "total", "date"))],
 )
 def order_value(what: str, number: int) -> Solution:
-    o = MINE[number]
-    answer = {"status": o.status, "total": money(o.total), "date": day(o.date)}[what]
-    exam = (
-        string(must_include=[answer.removeprefix("$")])
-        if what == "total"
-        else string(fuzzy_match=[answer])
-    )
-    return Solution(
-        (
-            open_order(number),
-            step(f"Answer with the {what}", f"The {what} is given", Answer(answer)),
-        ),
-        exam,
-    )
+    o = MY_ORDERS[number]
+    value = {"status": o.status, "total": money(o.total), "date": day(o.date)}[what]
+    if what == "total":
+        entry = string(must_include=[value.removeprefix("$")])
+    else:
+        entry = string(fuzzy_match=[value])
+    return solution(open_order(number), answer(what, value), eval=entry)
 
 
 # ---- buy ----
 
 
 @template(
-    "shopping",
     "Buy {qty} of the {product}.",
-    [{"qty": 2 + i % 4, "product": name} for i, name in enumerate(PRODUCTS) if name != "Helmet"],
+    [{"qty": 2 + i % 4, "product": name} for i, name in enumerate(NAMES) if name != "Helmet"],
 )
 def buy(qty: int, product: str) -> Solution:
-    return Solution(
-        (
-            open_product(product),
-            step(
-                f"Add {qty} to the cart",
-                "The cart is shown",
-                Write("Quantity", str(qty)),
-                Click("Add to Cart"),
-            ),
-            check_out(),
-        ),
-        html(
-            target(
-                LATEST_ORDER, ORDERED, must_include=[PRODUCTS[product].sku, f"{qty} x {product}"]
-            )
-        ),
+    moves = (Write("Quantity", str(qty)), "Add to Cart")
+    return solution(
+        open_product(product),
+        step(f"Add {qty} to the cart", "The cart is shown", *moves),
+        check_out(),
+        eval=html(bought(PRODUCTS[product].sku, f"{qty} x {product}")),
     )
 
 
 @template(
-    "shopping",
     "Buy the {product} with the coupon {coupon}.",
-    [{"product": name, "coupon": list(STORE.coupons)[i % 3]} for i, name in enumerate(PRODUCTS)],
+    [{"product": name, "coupon": list(STORE.coupons)[i % 3]} for i, name in enumerate(NAMES)],
 )
 def use_coupon(product: str, coupon: str) -> Solution:
-    off = money(PRODUCTS[product].price * STORE.coupons[coupon] / 100)
-    return Solution(
-        (open_product(product), add_to_cart(), check_out(Write("Coupon", coupon))),
-        html(
-            target(LATEST_ORDER, ORDERED, must_include=[PRODUCTS[product].sku]),
-            target(LATEST_ORDER, 'document.querySelector(".discount").outerText', exact_match=off),
-        ),
+    p = PRODUCTS[product]
+    discount = 'document.querySelector(".discount").outerText'
+    off = money(p.price * STORE.coupons[coupon] / 100)
+    return solution(
+        open_product(product),
+        ADD_TO_CART,
+        check_out(Write("Coupon", coupon)),
+        eval=html(bought(p.sku), target(LATEST_ORDER, discount, exact_match=off)),
     )
 
 
 @template(
-    "shopping", "Buy what is in my {which} once more.", pointers([n for n in MINE if n != LATEST])
+    "Buy what is in my {which} once more.", two_names_each([n for n in MY_ORDERS if n != LATEST])
 )
 def reorder(which: str, number: int) -> Solution:
-    return Solution(
-        (
-            open_order(number),
-            step("Reorder it", "The cart is shown", Click("Reorder")),
-            check_out(),
-        ),
-        html(
-            target(
-                LATEST_ORDER,
-                ORDERED,
-                must_include=[line.product.sku for line in MINE[number].lines],
-            )
-        ),
+    return solution(
+        open_order(number),
+        step("Reorder it", "The cart is shown", "Reorder"),
+        check_out(),
+        eval=html(bought(*(line.product.sku for line in MY_ORDERS[number].lines))),
     )
 
 
 @template(
-    "shopping", "Cancel my {which}.", pointers([n for n, o in MINE.items() if o.status in OPEN])
+    "Cancel my {which}.",
+    two_names_each([number for number, o in MY_ORDERS.items() if o.status in OPEN]),
 )
 def cancel(which: str, number: int) -> Solution:
-    return Solution(
-        (open_order(number), step("Cancel it", "The order is canceled", Click("Cancel Order"))),
-        html(
-            target(
-                f"__SHOPPING__/sales/order/view/order_id/{number}/",
-                'document.querySelector(".order-status").outerText',
-                exact_match="Canceled",
-            )
-        ),
+    page = f"__SHOPPING__/sales/order/view/order_id/{number}/"
+    status = 'document.querySelector(".order-status").outerText'
+    return solution(
+        open_order(number),
+        step("Cancel it", "The order is canceled", "Cancel Order"),
+        eval=html(target(page, status, exact_match="Canceled")),
     )
 
 
 # ---- wish list and reviews ----
 
 
-@template("shopping", "Add the {best} of {category} to my wish list.", BEST_OF)
+@template("Add the {best} of {category} to my wish list.", BEST_OF)
 def wish_best(best: str, category: str) -> Solution:
     name = first_of(best, category).name
-    return Solution(
-        (
-            sort_category(best, category),
-            step(
-                f"Add {name} to the wish list",
-                "It is on the wish list",
-                Click(name),
-                Click("Add to Wish List"),
-            ),
-        ),
-        html(target("__SHOPPING__/wishlist/", WISHED, must_include=[name])),
+    return solution(
+        sort_category(best, category),
+        add_to_wishes(name, name),
+        eval=html(target("__SHOPPING__/wishlist/", WISHED, must_include=[name])),
     )
 
 
+UNWISHED = [name for name in NAMES if name not in WISHES]
+
+
 @template(
-    "shopping",
     "Put the {new} on my wish list instead of the {old}.",
-    [
-        {"new": name, "old": WISHES[i % 4]}
-        for i, name in enumerate(n for n in PRODUCTS if n not in WISHES)
-    ],
+    [{"new": name, "old": WISHES[i % 4]} for i, name in enumerate(UNWISHED)],
 )
 def swap_wish(new: str, old: str) -> Solution:
-    return Solution(
-        (
-            step(
-                f"Remove {old}",
-                "It is off the wish list",
-                Click("Wish List"),
-                Click(f"Remove {old}"),
-                Click("Shop"),
-            ),
-            open_product(new),
-            step(
-                f"Add {new} to the wish list", "It is on the wish list", Click("Add to Wish List")
-            ),
-        ),
-        html(
+    moves = ("Wish List", f"Remove {old}", "Shop")
+    return solution(
+        step(f"Remove {old}", "It is off the wish list", *moves),
+        open_product(new),
+        add_to_wishes(new),
+        eval=html(
             target("__SHOPPING__/wishlist/", WISHED, must_include=[new]),
             target("__SHOPPING__/wishlist/", WISHED, must_exclude=[old]),
         ),
     )
 
 
+STARS = (3, 1, 4, 2, 5)
+HEADINGS = ("Solid", "Poor", "Fine", "Cheap")
+
+
 @template(
-    "shopping",
     "Review the {product}: {stars} out of 5, title {title}.",
     [
-        {
-            "product": name,
-            "stars": (3, 1, 4, 2, 5)[i % 5],
-            "title": ("Solid", "Poor", "Fine", "Cheap")[i % 4],
-        }
-        for i, name in enumerate(PRODUCTS)
+        {"product": name, "stars": STARS[i % 5], "title": HEADINGS[i % 4]}
+        for i, name in enumerate(NAMES)
     ],
 )
 def review(product: str, stars: int, title: str) -> Solution:
-    return Solution(
-        (open_product(product), submit_review(stars, title)),
-        has_review(PRODUCTS[product], stars, title),
+    return solution(
+        open_product(product),
+        submit_review(stars, title),
+        eval=has_review(PRODUCTS[product], stars, title),
     )
 
 
 @template(
-    "shopping",
     "Review the product of my order {number}: {stars} out of 5, title {title}.",
     [
-        {"number": n, "stars": stars, "title": title}
-        for n, o in MINE.items()
-        if len(o.lines) == 1
-        for stars, title in ((2, "Loose"), (4, "Neat"))
+        {"number": number, "stars": stars, "title": title}
+        for number, (stars, title) in pairs(ONE_PRODUCT_ORDERS, ((2, "Loose"), (4, "Neat")))
     ],
 )
 def review_order(number: int, stars: int, title: str) -> Solution:
-    p = MINE[number].lines[0].product
-    return Solution(
-        (
-            open_order(number),
-            step("Go home", "The home page is shown", Click("Shop")),
-            open_product(p.name),
-            submit_review(stars, title),
-        ),
-        has_review(p, stars, title),
+    p = MY_ORDERS[number].lines[0].product
+    return solution(
+        open_order(number),
+        GO_HOME,
+        open_product(p.name),
+        submit_review(stars, title),
+        eval=has_review(p, stars, title),
     )
 
 
 # ---- account and messages ----
 
+STREETS = ("2 Oak Street", "5 Main Road", "9 Rose Lane")
+CITIES = ("Reno", "Utica", "Mesa", "Flint")
+
 
 @template(
-    "shopping",
     "I moved to {street} in {city}: change my address.",
-    [
-        {"street": street, "city": city}
-        for street in ("2 Oak Street", "5 Main Road", "9 Rose Lane")
-        for city in ("Reno", "Utica", "Mesa", "Flint")
-    ],
+    [{"street": street, "city": city} for street, city in pairs(STREETS, CITIES)],
 )
 def move(street: str, city: str) -> Solution:
-    return Solution(
-        (
-            step(
-                "Open the address",
-                "The form is shown",
-                Click("My Account"),
-                Click("Address Book"),
-                Click("Edit Address"),
-            ),
-            step(
-                "Save the new address",
-                "The address is saved",
-                Write("Street", street),
-                Write("City", city),
-                Click("Save Address"),
-            ),
-        ),
-        url_and_html(
+    way = ("My Account", "Address Book", "Edit Address")
+    entries = (Write("Street", street), Write("City", city))
+    return solution(
+        step("Open the address", "The form is shown", *way),
+        step("Save the new address", "The address is saved", *entries, "Save Address"),
+        eval=url_and_html(
             "__SHOPPING__/customer/address/",
             target("__SHOPPING__/customer/address", SHIPPED_TO, must_include=[street, city]),
         ),
@@ -457,31 +345,16 @@ def move(street: str, city: str) -> Solution:
 
 
 @template(
-    "shopping",
     "Subscribe me to the newsletter and change my phone to {phone}.",
-    [{"phone": f"555-{300 + 7 * i}"} for i in range(12)],
+    one_each("phone", [f"555-{300 + 7 * i}" for i in range(12)]),
 )
 def subscribe(phone: str) -> Solution:
-    return Solution(
-        (
-            step(
-                "Subscribe to the newsletter",
-                "The newsletter is on",
-                Click("My Account"),
-                Click("Newsletter settings"),
-                Click("Subscribe"),
-                Click("Save"),
-            ),
-            step(
-                f"Set the phone to {phone}",
-                "The phone is saved",
-                Click("Address Book"),
-                Click("Edit Address"),
-                Write("Phone", phone),
-                Click("Save Address"),
-            ),
-        ),
-        html(
+    switch = ("My Account", "Newsletter settings", "Subscribe", "Save")
+    edit = ("Address Book", "Edit Address", Write("Phone", phone), "Save Address")
+    return solution(
+        step("Subscribe to the newsletter", "The newsletter is on", *switch),
+        step(f"Set the phone to {phone}", "The phone is saved", *edit),
+        eval=html(
             target("__SHOPPING__/newsletter/manage/", NEWS, exact_match="true"),
             target("__SHOPPING__/customer/address", SHIPPED_TO, must_include=[phone]),
         ),
@@ -489,25 +362,19 @@ def subscribe(phone: str) -> Solution:
 
 
 @template(
-    "shopping",
     "Draft a refund message for my order {number} with its SKU and total in the contact form.",
-    [{"number": n} for n, o in MINE.items() if len(o.lines) == 1],
+    one_each("number", ONE_PRODUCT_ORDERS),
 )
 def draft_refund(number: int) -> Solution:
-    o = MINE[number]
+    o = MY_ORDERS[number]
     facts = [o.lines[0].product.sku, money(o.total).removeprefix("$")]
+    message = Write(MIND, f"Refund {' '.join(facts)}")
     draft = f"document.querySelector('[title=\"{MIND}\"]').value"
-    return Solution(
-        (
-            open_order(number),
-            step("Open the contact form", "The form is shown", Click("Shop"), Click("Contact Us")),
-            step(
-                "Write the message",
-                "It holds SKU and total",
-                Write(MIND, f"Refund {' '.join(facts)}"),
-            ),
-        ),
-        url_and_html(
+    return solution(
+        open_order(number),
+        step("Open the contact form", "The form is shown", "Shop", "Contact Us"),
+        step("Write the message", "It holds SKU and total", message),
+        eval=url_and_html(
             "__SHOPPING__/contact/", target("last", draft, must_include=["Refund", *facts])
         ),
     )
@@ -517,92 +384,53 @@ def draft_refund(number: int) -> Solution:
 
 
 @template(
-    "shopping",
     "Which costs more, the {a} or the {b}?",
-    [{"a": a, "b": b} for a, b in zip(PRODUCTS, [*list(PRODUCTS)[5:], *list(PRODUCTS)[:5]])],
+    [{"a": a, "b": b} for a, b in zip(NAMES, NAMES[5:] + NAMES[:5])],
     held_out=True,
 )
 def dearer(a: str, b: str) -> Solution:
     more, less = sorted((a, b), key=lambda name: -PRODUCTS[name].price)
-    return Solution(
-        (
-            open_product(a),
-            step("Go home", "The home page is shown", Click("Shop")),
-            open_product(b),
-            step("Answer with the dearer one", "It is named", Answer(more)),
-        ),
-        string(must_include=[more], must_exclude=[less]),
+    return solution(
+        open_product(a),
+        GO_HOME,
+        open_product(b),
+        step("Answer with the dearer one", "It is named", Answer(more)),
+        eval=string(must_include=[more], must_exclude=[less]),
     )
 
 
-@template("shopping", "Buy the {best} of {category}.", BEST_OF, held_out=True)
+@template("Buy the {best} of {category}.", BEST_OF, held_out=True)
 def buy_best(best: str, category: str) -> Solution:
     p = first_of(best, category)
-    return Solution(
-        (
-            sort_category(best, category),
-            step(f"Open {p.name}", f"The page of {p.name} is shown", Click(p.name)),
-            add_to_cart(),
-            check_out(),
-        ),
-        html(target(LATEST_ORDER, ORDERED, must_include=[p.sku])),
+    return solution(
+        sort_category(best, category),
+        step(f"Open {p.name}", f"The page of {p.name} is shown", p.name),
+        ADD_TO_CART,
+        check_out(),
+        eval=html(bought(p.sku)),
     )
+
+
+# fmt: off
+MESSAGES = [
+    "Call me today", "Call me soon", "Write to me today", "Write to me soon",
+    "Ship it today", "Ship it soon", "Send a bill", "Send a gift",
+    "No more ads", "Thank you", "Well done", "Great shop",
+]
+# fmt: on
 
 
 @template(
-    "shopping",
     "Send the message {message} through the contact form.",
-    [
-        {"message": message}
-        for message in (
-            "Call me today",
-            "Call me soon",
-            "Write to me today",
-            "Write to me soon",
-            "Ship it today",
-            "Ship it soon",
-            "Send a bill",
-            "Send a gift",
-            "No more ads",
-            "Thank you",
-            "Well done",
-            "Great shop",
-        )
-    ],
+    one_each("message", MESSAGES),
     held_out=True,
 )
 def contact(message: str) -> Solution:
-    return Solution(
-        (
-            step("Open the contact form", "The form is shown", Click("Contact Us")),
-            step("Send the message", "The message is sent", Write(MIND, message), Click("Submit")),
-        ),
-        url_and_html(
-            "__SHOPPING__/contact/index/",
-            target("last", 'document.querySelector(".message").outerText', exact_match=message),
+    received = 'document.querySelector(".message").outerText'
+    return solution(
+        step("Open the contact form", "The form is shown", "Contact Us"),
+        step("Send the message", "The message is sent", Write(MIND, message), "Submit"),
+        eval=url_and_html(
+            "__SHOPPING__/contact/index/", target("last", received, exact_match=message)
         ),
     )
-
-
-TEMPLATES = [
-    price,
-    sku,
-    sort,
-    reviews,
-    reviewer,
-    order_value,
-    buy,
-    use_coupon,
-    reorder,
-    cancel,
-    wish_best,
-    swap_wish,
-    review,
-    review_order,
-    move,
-    subscribe,
-    draft_refund,
-    dearer,
-    buy_best,
-    contact,
-]
