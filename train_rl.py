@@ -52,22 +52,8 @@ from jhima.policy import Policy, Sample, check_checkpoint, default_dtype, load_p
 from jhima.rollout import Agents, Sampling, make_agents, rollout, seed_of
 from jhima.run_directory import same_run
 from jhima.sampler import SamplerOptions, check_sampler
-from jhima.training.checkpoints import (
-    Learner,
-    batches_done,
-    load_resumable,
-    save_resumable,
-    trained,
-)
-from jhima.training.deepspeed_engine import (
-    all_sum,
-    backward,
-    init_distributed,
-    make_engine,
-    nothing,
-    step,
-)
-from jhima.training.metrics import TokenSums, memory, rollout_metrics, tracker, write
+from jhima.training import checkpoints, deepspeed_engine, metrics
+from jhima.training.checkpoints import Learner, trained
 from jhima.training.ranks import balanced, check_agreed
 from jhima.training.watchdog import leave
 
@@ -216,29 +202,23 @@ def main() -> None:
         tasks = load_tasks(args.tasks)
         check_environment(args, tasks, int(os.environ.get("WORLD_SIZE", "1")))
         same_run(args, "train_rl.py", FREE)
-        start = batches_done(args.out)
+        start = checkpoints.batches_done(args.out)
         is_first_rank = os.environ.get("RANK", "0") == "0"
-        track = tracker(args.track if is_first_rank else None, args)
+        track = metrics.tracker(args.track if is_first_rank else None, args)
     except ValueError as error:
         sys.exit(f"train_rl.py: {error}")
-    rank, world, device = init_distributed(args.out)
+    rank, world, device = deepspeed_engine.init_distributed(args.out)
 
     # ---- 2. Policies with an adapter each, and engines ----
     # ZeRO-1: ranks may hold different numbers of samples.
     learners = [load_learner(args, role, device) for role in weights_of(args)]
-    load_resumable(args.out, learners, start)
+    checkpoints.load_resumable(args.out, learners, start)
     if rank == 0:
         announce(args, len(tasks), world, start)
 
-    # ---- 3. Rollout, update, checkpoint ----
+    # ---- 3. Rollout, update, checkpoint; at the end the adapters ----
     asyncio.run(train(args, tasks, learners, start, track))
 
-    # ---- 4. The adapters: PEFT and vLLM load them as they are ----
-    if rank == 0:
-        for learner in trained(learners):
-            for role in learner.roles:
-                save_policy(learner.policy, args.out / role)
-                print(f"{args.out / role}: the {role}'s adapter")
     leave()
 
 
@@ -268,7 +248,9 @@ def load_learner(args: Args, source: str, device: torch.device) -> Learner:
     engine = None
     if learns:
         config = args.deepspeed_config
-        engine = make_engine(policy, config, args.lr, stage=1, bf16=False, clip=args.clip)
+        engine = deepspeed_engine.make_engine(
+            policy, config, args.lr, stage=1, bf16=False, clip=args.clip
+        )
     return Learner(policy, roles, engine)
 
 
@@ -290,7 +272,7 @@ def announce(args: Args, tasks: int, world: int, start: int) -> None:
 async def train(args: Args, tasks: list[Task], learners: list[Learner], start: int, track) -> None:
     """The training loop: per batch a rollout, an update of each set of weights, a checkpoint.
 
-    track(step, metrics) sends a row of metrics to a tracker.
+    track(step, row) sends a row of metrics to a tracker.
     """
     rank, world = dist.get_rank(), dist.get_world_size()
     batches = task_batches(tasks, args)
@@ -320,7 +302,9 @@ async def train(args: Args, tasks: list[Task], learners: list[Learner], start: i
             groups = load_groups(folder, batch, args)
             check_agreed("episodes", [(g.task.id, g.rewards().tolist()) for g in groups])
             seconds = {"seconds/rollout": time.monotonic() - rollout_start}
-            tokens = all_sum(sum(sampler.tokens for sampler in samplers) - tokens_before)[0]
+            tokens = deepspeed_engine.all_sum(
+                sum(sampler.tokens for sampler in samplers) - tokens_before
+            )[0]
 
             # 3b. Update (eqs. 5 to 11): each role from its own samples, both from the same batch.
             for sampler in samplers:
@@ -330,20 +314,34 @@ async def train(args: Args, tasks: list[Task], learners: list[Learner], start: i
                 update_start = time.monotonic()
                 samples = samples_of_rank(args, learner, number, by_player(groups, batch, world))
                 if samples:
-                    metrics = update(learner, samples, loss_constants(args, len(batch)), args)
-                    rows = [row | more for row, more in zip(rows, metrics)]
+                    passes = update(learner, samples, loss_constants(args, len(batch)), args)
+                    rows = [row | more for row, more in zip(rows, passes)]
                 seconds[f"seconds/update_{learner.name}"] = time.monotonic() - update_start
 
             # 3c. One line of metrics per optimisation step; then the checkpoint, which makes the
             #     batch count.
             if rank == 0:
-                shared = rollout_metrics(groups, len(batch), args.plan_tokens, args.action_tokens)
+                shared = metrics.rollout_metrics(
+                    groups, len(batch), args.plan_tokens, args.action_tokens
+                )
                 speed = {"tokens_per_second/rollout": tokens / seconds["seconds/rollout"]}
                 for p, row in enumerate(rows):
                     place = {"step": number * args.passes + p, "batch": number, "pass": p}
-                    rows[p] = place | shared | row | seconds | speed | memory()
-                write(args.out, rows, track)
-            save_resumable(args.out, learners, number + 1, args.keep)
+                    rows[p] = place | shared | row | seconds | speed | metrics.memory()
+                metrics.write(args.out, rows, track)
+            checkpoints.save_resumable(args.out, learners, number + 1, args.keep)
+
+        # 3d. Before engines and browsers are shut down, which may fail: the adapters.
+        if rank == 0:
+            save_adapters(args.out, learners)
+
+
+def save_adapters(out: Path, learners: list[Learner]) -> None:
+    """OUT/<role>, which PEFT and vLLM load as it is."""
+    for learner in trained(learners):
+        for role in learner.roles:
+            save_policy(learner.policy, out / role)
+            print(f"{out / role}: the {role}'s adapter")
 
 
 # ---- rollout ----
@@ -534,19 +532,19 @@ def update(
     old_logps: list[Tensor] = []
     rows = []
     for number in range(args.passes):
-        sums = {role: TokenSums(policy.device) for role in samples}
+        sums = {role: metrics.TokenSums(policy.device) for role in samples}
         for n, (role, part) in enumerate(parts):
             logp, entropy = engine(part, args.temperature, True)  # [tokens], [tokens]
             if number == 0:
                 old_logps.append(logp.detach())
             loss = objective(policy, part, logp, old_logps[n], Z[role], args)
-            backward(engine, loss)
+            deepspeed_engine.backward(engine, loss)
             sums[role].add(
                 part, logp.detach(), old_logps[n], entropy, loss.detach(), args.eps, args.eps_high
             )
         if not parts:  # every rank joins the collective
-            backward(engine, nothing(policy))
-        grad_norm = step(engine, args.lr)
+            deepspeed_engine.backward(engine, deepspeed_engine.nothing(policy))
+        grad_norm = deepspeed_engine.step(engine, args.lr)
         row = {}
         for role in samples:
             row[f"{role}/grad_norm"] = grad_norm
