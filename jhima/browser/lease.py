@@ -1,4 +1,4 @@
-"""Which host a URL leads to, in the one spelling that leases are compared in."""
+"""A lease: the world that one rollout has to itself, and which of its hosts a URL leads to."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from playwright.async_api import Request
 class Lease:
     """One rollout's world.
 
-    urls: site -> base URL (the admin site's ends in /admin). headers: sent with every request of the browser and of
-    the evaluators' REST helpers. accounts: site -> (user, password). viewport: (width, height) in CSS pixels.
-    by_header: sites whose headers are their login. signed_in: sites whose session the arena has opened itself.
+    urls: site -> base URL (the admin site's ends in /admin).
+    headers: sent with every request of the browser and of the evaluators' REST helpers.
+    accounts: site -> (user, password).
+    viewport: (width, height) in CSS pixels.
+    by_header: sites whose headers are their login.
+    signed_in: sites where the arena has opened the session itself.
     changed: sites that the rollout may have changed so far.
     """
 
@@ -31,15 +34,20 @@ class Lease:
 def host_of(url: str) -> str:
     """host:port of an http(s) URL, "" for any other text. localhost counts as 127.0.0.1.
 
-    >>> host_of("http://localhost:7770/a"), host_of("https://example.com"), host_of("javascript:alert(1)")
-    ('127.0.0.1:7770', 'example.com:443', '')
+    Hosts are compared in this spelling only.
+
+    >>> host_of("http://localhost:7770/a"), host_of("https://example.com")
+    ('127.0.0.1:7770', 'example.com:443')
+    >>> host_of("javascript:alert(1)")
+    ''
     """
     try:
         parts = urlsplit(url)
         port = parts.port or {"http": 80, "https": 443}[parts.scheme]
     except (ValueError, KeyError):
         return ""
-    return f"{'127.0.0.1' if parts.hostname == 'localhost' else parts.hostname}:{port}"
+    name = "127.0.0.1" if parts.hostname == "localhost" else parts.hostname
+    return f"{name}:{port}"
 
 
 def is_main(request: Request) -> bool:
