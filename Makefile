@@ -27,12 +27,15 @@ $(VENV)/ready: requirements.txt requirements-cpu.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version)'
 	$(PYTHON) -m venv $(VENV)
 	$(py) -m pip install --quiet --upgrade pip
-	$(py) -m pip install --quiet $(if $(filter requirements-cpu.txt,$(requirements)),--extra-index-url $(TORCH_CPU_INDEX)) \
+	$(py) -m pip install --quiet --retries 1 \
+		$(if $(filter requirements-cpu.txt,$(requirements)),--extra-index-url $(TORCH_CPU_INDEX)) \
 		$$(grep '^torch==' requirements-cpu.txt)
 	$(py) -m pip install --quiet -r $(requirements)
 	@touch $@
 
 test: setup
+	$(py) -m ruff check .
+	$(py) -m ruff format --check .
 	$(py) -m pytest -q -n 2 --dist loadfile tests
 
 # ---- The demo: the pipeline of the README on the pocket arena, with settings for two CPU cores ----
