@@ -1,24 +1,15 @@
-"""Data of the code site: projects with issues, merge requests, members and commits, and the reader's profile."""
+"""Data of the code site: projects with issues, merge requests, members and commits; a profile."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 ME = "byteblaze"
-
-
 USERS = ("anna", "ben", "carl", "dora", "emil", "fay", "gus", ME)
-
-
 ROLES = ("Guest", "Reporter", "Developer", "Maintainer")  # that one can give; the owner's is Owner
-
-
 LABELS = ("bug", "docs", "idea")
-
-
 VISIBILITIES = ("Private", "Internal", "Public")
-
-
 Comments = list[tuple[str, str]]  # (author, text), oldest first
 
 
@@ -32,6 +23,10 @@ class Issue:
     open: bool = True
     comments: Comments = field(default_factory=list)
 
+    @property
+    def state(self) -> str:
+        return "Open" if self.open else "Closed"
+
 
 @dataclass
 class MergeRequest:
@@ -43,6 +38,10 @@ class MergeRequest:
     approved: bool = False  # by the reader
     merged: bool = False
     comments: Comments = field(default_factory=list)
+
+    @property
+    def state(self) -> str:
+        return "Merged" if self.merged else "Open"
 
 
 @dataclass
@@ -67,11 +66,7 @@ class Project:
 
     def commits_by_author(self) -> dict[str, int]:
         """How many commits each contributor made, most first."""
-        authors = [author for author, _message in self.commits]
-        return {
-            author: authors.count(author)
-            for author in sorted(set(authors), key=authors.count, reverse=True)
-        }
+        return dict(Counter(author for author, _message in self.commits).most_common())
 
 
 @dataclass
@@ -82,131 +77,46 @@ class Forge:
 
 
 _PROJECTS = [
-    # owner, name, about, visibility, stars, forks, (license, version, language), commits by author, members
-    (
-        ME,
-        "robot",
-        "It walks and talks",
-        "Public",
-        31,
-        4,
-        ("MIT", "2.1", "Python"),
-        "anna 4 ben 2 byteblaze 3",
-        {"anna": "Developer", "ben": "Guest"},
-    ),
-    (
-        ME,
-        "garden",
-        "Plan the beds",
-        "Public",
-        12,
-        2,
-        ("BSD", "1.4", "Ruby"),
-        "carl 3 dora 2 byteblaze 4",
-        {"carl": "Reporter", "dora": "Developer"},
-    ),
-    (
-        ME,
-        "clock",
-        "Time in a row",
-        "Private",
-        8,
-        1,
-        ("GPL", "3.0", "Rust"),
-        "emil 4 anna 3 byteblaze 2",
-        {"emil": "Maintainer", "anna": "Guest"},
-    ),
-    (
-        ME,
-        "piano",
-        "Play by mouse",
-        "Internal",
-        26,
-        5,
-        ("ISC", "0.9", "Java"),
-        "fay 3 gus 4 byteblaze 2",
-        {"fay": "Developer", "gus": "Reporter"},
-    ),
-    (
-        ME,
-        "rocket",
-        "Fly to the moon",
-        "Public",
-        44,
-        7,
-        ("MIT", "5.2", "Go"),
-        "ben 4 carl 3 byteblaze 2",
-        {"ben": "Maintainer", "carl": "Guest"},
-    ),
-    (
-        ME,
-        "camera",
-        "Shoot and share",
-        "Internal",
-        19,
-        3,
-        ("GPL", "1.7", "Swift"),
-        "dora 2 fay 4 byteblaze 3",
-        {"dora": "Guest", "fay": "Reporter"},
-    ),
-    (
-        "anna",
-        "ocean",
-        "Waves on screen",
-        "Public",
-        73,
-        11,
-        ("MIT", "4.0", "Python"),
-        "anna 6 emil 2",
-        {},
-    ),
-    (
-        "ben",
-        "forest",
-        "Grow random trees",
-        "Public",
-        58,
-        9,
-        ("BSD", "2.6", "Go"),
-        "ben 5 fay 3",
-        {},
-    ),
-    (
-        "carl",
-        "island",
-        "A tiny world",
-        "Public",
-        90,
-        14,
-        ("ISC", "1.1", "Rust"),
-        "carl 4 gus 3",
-        {},
-    ),
-    (
-        "dora",
-        "desert",
-        "Sand and sound",
-        "Public",
-        37,
-        6,
-        ("GPL", "3.3", "Java"),
-        "dora 5 anna 2",
-        {},
-    ),
-    (
-        "emil",
-        "river",
-        "Streams of data",
-        "Public",
-        62,
-        8,
-        ("MIT", "0.8", "Swift"),
-        "emil 3 ben 2",
-        {},
-    ),
-    ("fay", "valley", "Low and level", "Public", 21, 2, ("BSD", "6.0", "Ruby"), "fay 4 dora 3", {}),
+    # owner, name, about, visibility, stars, forks, license, version, language
+    (ME, "robot", "It walks and talks", "Public", 31, 4, "MIT", "2.1", "Python"),
+    (ME, "garden", "Plan the beds", "Public", 12, 2, "BSD", "1.4", "Ruby"),
+    (ME, "clock", "Time in a row", "Private", 8, 1, "GPL", "3.0", "Rust"),
+    (ME, "piano", "Play by mouse", "Internal", 26, 5, "ISC", "0.9", "Java"),
+    (ME, "rocket", "Fly to the moon", "Public", 44, 7, "MIT", "5.2", "Go"),
+    (ME, "camera", "Shoot and share", "Internal", 19, 3, "GPL", "1.7", "Swift"),
+    ("anna", "ocean", "Waves on screen", "Public", 73, 11, "MIT", "4.0", "Python"),
+    ("ben", "forest", "Grow random trees", "Public", 58, 9, "BSD", "2.6", "Go"),
+    ("carl", "island", "A tiny world", "Public", 90, 14, "ISC", "1.1", "Rust"),
+    ("dora", "desert", "Sand and sound", "Public", 37, 6, "GPL", "3.3", "Java"),
+    ("emil", "river", "Streams of data", "Public", 62, 8, "MIT", "0.8", "Swift"),
+    ("fay", "valley", "Low and level", "Public", 21, 2, "BSD", "6.0", "Ruby"),
 ]
 
+# How many commits each author made.
+_COMMITS = {
+    "robot": {"anna": 4, "ben": 2, ME: 3},
+    "garden": {"carl": 3, "dora": 2, ME: 4},
+    "clock": {"emil": 4, "anna": 3, ME: 2},
+    "piano": {"fay": 3, "gus": 4, ME: 2},
+    "rocket": {"ben": 4, "carl": 3, ME: 2},
+    "camera": {"dora": 2, "fay": 4, ME: 3},
+    "ocean": {"anna": 6, "emil": 2},
+    "forest": {"ben": 5, "fay": 3},
+    "island": {"carl": 4, "gus": 3},
+    "desert": {"dora": 5, "anna": 2},
+    "river": {"emil": 3, "ben": 2},
+    "valley": {"fay": 4, "dora": 3},
+}
+
+# The members besides the owner, with their roles.
+_MEMBERS = {
+    "robot": {"anna": "Developer", "ben": "Guest"},
+    "garden": {"carl": "Reporter", "dora": "Developer"},
+    "clock": {"emil": "Maintainer", "anna": "Guest"},
+    "piano": {"fay": "Developer", "gus": "Reporter"},
+    "rocket": {"ben": "Maintainer", "carl": "Guest"},
+    "camera": {"dora": "Guest", "fay": "Reporter"},
+}
 
 _ISSUES = {
     # title, label, author, assignee, open
@@ -248,7 +158,6 @@ _ISSUES = {
     ],
 }
 
-
 _MERGES = {
     # title, branch, author, assignee
     "robot": [("Engine", "motor", "anna", ME), ("Wheels", "round", "ben", "")],
@@ -258,7 +167,6 @@ _MERGES = {
     "rocket": [("Fuel", "tank", "ben", ME), ("Orbit", "round", "carl", "")],
     "camera": [("Lens", "glass", "dora", ""), ("Flash", "light", "fay", ME)],
 }
-
 
 _MILESTONES = {
     "robot": ("May 1", "June 7"),
@@ -270,83 +178,62 @@ _MILESTONES = {
 }
 
 
+# fmt: off
 _MESSAGES = (
-    "Fix a bug",
-    "Add tests",
-    "Update docs",
-    "Clean up",
-    "Speed up",
-    "Fix typo",
-    "Add menu",
-    "New logo",
-    "Sort list",
+    "Fix a bug", "Add tests", "Update docs", "Clean up", "Speed up",
+    "Fix typo", "Add menu", "New logo", "Sort list",
 )
 # Only in full worlds: more projects with few stars, and more issues.
+_MORE_NAMES = [
+    (ME, "lamp"), (ME, "mirror"), (ME, "guitar"), (ME, "kettle"),
+    (ME, "ladder"), (ME, "pencil"), (ME, "basket"), (ME, "anchor"),
+]
+# fmt: on
+for _user in USERS[:-1]:
+    _MORE_NAMES += [(_user, f"{_user}-notes"), (_user, f"{_user}-tools")]
 _MORE_PROJECTS = [
-    (
-        owner,
-        name,
-        "Work in progress",
-        "Public",
-        1 + i % 7,
-        0,
-        ("MIT", "0.1", "Python"),
-        f"{owner} 3 gus 2",
-        {},
-    )
-    for i, (owner, name) in enumerate(
-        [
-            (ME, n)
-            for n in ("lamp", "mirror", "guitar", "kettle", "ladder", "pencil", "basket", "anchor")
-        ]
-        + [(user, f"{user}-{n}") for user in USERS[:-1] for n in ("notes", "tools")]
-    )
+    (owner, name, "Work in progress", "Public", 1 + i % 7, 0, "MIT", "0.1", "Python")
+    for i, (owner, name) in enumerate(_MORE_NAMES)
 ]
-
-
 _MORE_ISSUES = [
-    (f"{word} {noun}", label, author, "", True)
-    for noun, label, author in (
-        ("button", "bug", "emil"),
-        ("guide", "docs", "fay"),
-        ("theme", "idea", "gus"),
-    )
-    for word in ("Old", "Broken", "Missing")
+    ("Old button", "bug", "emil", "", True),
+    ("Broken button", "bug", "emil", "", True),
+    ("Missing button", "bug", "emil", "", True),
+    ("Old guide", "docs", "fay", "", True),
+    ("Broken guide", "docs", "fay", "", True),
+    ("Missing guide", "docs", "fay", "", True),
+    ("Old theme", "idea", "gus", "", True),
+    ("Broken theme", "idea", "gus", "", True),
+    ("Missing theme", "idea", "gus", "", True),
 ]
 
 
-def _project(
-    owner: str,
-    name: str,
-    about: str,
-    visibility: str,
-    stars: int,
-    forks: int,
-    readme: tuple[str, str, str],
-    commits: str,
-    members: dict[str, str],
-    full: bool,
-) -> Project:
-    counts = commits.split()
-    authors = [author for author, n in zip(counts[::2], counts[1::2]) for _ in range(int(n))]
-    issues = _ISSUES.get(name, []) + (_MORE_ISSUES if full else [])
+def _project(row: tuple, full: bool) -> Project:
+    owner, name, about, visibility, stars, forks, *readme = row
+    authors = [owner] * 3 + ["gus"] * 2  # of the projects that only full worlds have
+    if name in _COMMITS:
+        authors = list(Counter(_COMMITS[name]).elements())
+    issues = _ISSUES.get(name, [])
+    if full:
+        issues = issues + _MORE_ISSUES
     return Project(
-        owner,
-        name,
-        about,
-        visibility,
-        stars,
-        forks,
-        dict(zip(("License", "Version", "Language"), readme)),
-        [(author, message) for author, message in zip(authors, _MESSAGES)],
-        {owner: "Owner"} | members,
-        {i: Issue(i, *row) for i, row in enumerate(issues, 1)},
-        {i: MergeRequest(i, *row) for i, row in enumerate(_MERGES.get(name, []), 1)},
-        dict(zip(("v1", "v2"), _MILESTONES.get(name, ()))),
+        owner=owner,
+        name=name,
+        about=about,
+        visibility=visibility,
+        stars=stars,
+        forks=forks,
+        readme=dict(zip(("License", "Version", "Language"), readme)),
+        commits=list(zip(authors, _MESSAGES)),
+        members={owner: "Owner"} | _MEMBERS.get(name, {}),
+        issues={i: Issue(i, *issue) for i, issue in enumerate(issues, 1)},
+        merges={i: MergeRequest(i, *merge) for i, merge in enumerate(_MERGES.get(name, []), 1)},
+        milestones=dict(zip(("v1", "v2"), _MILESTONES.get(name, ()))),
         starred=name == "clock",
     )
 
 
 def fresh(full: bool) -> Forge:
-    projects = [_project(*row, full=full) for row in _PROJECTS + (_MORE_PROJECTS if full else [])]
+    rows = _PROJECTS + _MORE_PROJECTS if full else _PROJECTS
+    projects = [_project(row, full) for row in rows]
     return Forge({p.path: p for p in projects})

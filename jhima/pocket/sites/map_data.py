@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import product
 
 
 @dataclass
@@ -13,7 +14,7 @@ class Place:
     phone: str
     hours: str
     stars: str
-    at: tuple[int, int]  # position in km on the town's grid
+    position: tuple[int, int]  # in km on the town's grid
     notes: list[str] = field(default_factory=list)
 
 
@@ -26,7 +27,7 @@ class Atlas:
 
 
 KINDS = ("Sights", "Food", "Travel", "Services")
-
+MINUTES_PER_KM = {"Car": 2, "Bike": 5, "Walk": 12}
 
 _ROWS = [
     # name, kind, address, phone, hours, stars, x, y
@@ -47,38 +48,28 @@ _ROWS = [
     ("Bank", "Services", "2 Old Square", "555-43", "9 to 16", "3.4", 4, 7),
     ("School", "Services", "3 Park Lane", "555-44", "8 to 15", "3.7", 8, 7),
 ]
+
 # Only in full worlds, where lists are longer than a screen.
+_STREETS = ("Oak", "Elm", "Pine", "Birch", "Cedar")
+_MORE_KINDS = {"Gallery": "Sights", "Bistro": "Food", "Garage": "Travel", "Clinic": "Services"}
+
+
+def _more_row(i: int, street: str, what: str) -> tuple:
+    address, phone = f"{10 + i} {street} Street", f"555-{60 + i}"
+    stars, x, y = f"3.{i % 10}", i % 10, (3 * i) % 10
+    return (f"{street} {what}", _MORE_KINDS[what], address, phone, "9 to 18", stars, x, y)
+
+
 _MORE = [
-    (
-        f"{street} {what}",
-        kind,
-        f"{10 + i} {street} Street",
-        f"555-{60 + i}",
-        "9 to 18",
-        f"3.{i % 10}",
-        i % 10,
-        (3 * i) % 10,
-    )
-    for i, (street, what, kind) in enumerate(
-        (s, w, k)
-        for s in ("Oak", "Elm", "Pine", "Birch", "Cedar")
-        for w, k in (
-            ("Gallery", "Sights"),
-            ("Bistro", "Food"),
-            ("Garage", "Travel"),
-            ("Clinic", "Services"),
-        )
-    )
+    _more_row(i, street, what) for i, (street, what) in enumerate(product(_STREETS, _MORE_KINDS))
 ]
 
 
 def fresh(full: bool) -> Atlas:
-    return Atlas({row[0]: Place(*row[:6], row[6:]) for row in _ROWS + (_MORE if full else [])})
+    rows = _ROWS + _MORE if full else _ROWS
+    return Atlas({row[0]: Place(*row[:6], position=row[6:]) for row in rows})
 
 
 def distance(a: Place, b: Place) -> int:
     """Road distance in km: streets run along the grid."""
-    return abs(a.at[0] - b.at[0]) + abs(a.at[1] - b.at[1])
-
-
-MINUTES_PER_KM = {"Car": 2, "Bike": 5, "Walk": 12}
+    return abs(a.position[0] - b.position[0]) + abs(a.position[1] - b.position[1])

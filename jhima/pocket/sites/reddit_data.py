@@ -1,9 +1,10 @@
-"""Data of the forum site: boards, their posts and comments, users, and what the reader can change."""
+"""Data of the forum site: boards, posts and comments, users, and what the reader can change."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from itertools import product
 
 ME = "MarvelsGrantMan136"
 
@@ -51,10 +52,7 @@ class Forum:
 
 
 SORTS = ("Hot", "New", "Top")
-
-
 CONTACTS = ("Everyone", "Nobody")
-
 
 _USERS = {
     "anna": "I teach math",
@@ -67,7 +65,6 @@ _USERS = {
     ME: "New here",
 }
 
-
 _MESSAGES = {
     "anna": "Lunch at noon",
     "ben": "Call me soon",
@@ -77,7 +74,6 @@ _MESSAGES = {
     "fay": "The code is done",
     "gus": "Roses for you",
 }
-
 
 _BOARDS = [
     # name, about, members, subscribed
@@ -91,9 +87,10 @@ _BOARDS = [
     ("news", "What is new", 24, False),
 ]
 
-
+# fmt: off
 _POSTS = [
-    # board, title, body, author, votes, id, comments. Listed "hot"; ids give "new", votes give "top".
+    # board, title, body, author, votes, id, comments. The order here is "hot"; ids give "new",
+    # votes give "top".
     ("books", "Novels", "Which one is long?", "anna", 31, 212, [("ben", "Try Dune")]),
     ("books", "Poems", "I like short ones", "ben", 57, 211, [("gus", "Me too"), ("fay", "Nice")]),
     ("books", "Comics", "Old or new?", "carl", 22, 214, [("anna", "Old")]),
@@ -101,15 +98,8 @@ _POSTS = [
     ("games", "Chess", "White moves first", "emil", 63, 221, [("carl", "Always")]),
     ("games", "Poker", "Never bet all", "fay", 28, 223, [("dora", "So true")]),
     ("games", "Darts", "My aim is bad", ME, 17, 222, [("ben", "Train more")]),
-    (
-        "games",
-        "Puzzles",
-        "A thousand parts",
-        "gus",
-        39,
-        224,
-        [("anna", "Wow"), ("emil", "Too many")],
-    ),
+    ("games", "Puzzles", "A thousand parts", "gus", 39, 224,
+     [("anna", "Wow"), ("emil", "Too many")]),
     ("music", "Jazz", "Best at night", "anna", 26, 233, [("fay", "Yes")]),
     ("music", "Rock", "Play it loud", "ben", 34, 231, [("gus", "Louder")]),
     ("music", "Opera", "I fell asleep", "carl", 15, 234, []),
@@ -135,25 +125,21 @@ _POSTS = [
     ("news", "Election", "Vote on Monday", "emil", 47, 284, [("gus", "I will")]),
     ("news", "Science", "Water on Mars", "fay", 88, 281, [("anna", "Amazing"), ("ben", "Really?")]),
 ]
-# Only in full worlds: more forums, and older posts with few votes, so that newest and top ones stay the same.
-_MORE_BOARDS = [
-    (name, "Talk about it", 3 + i, False)
-    for i, name in enumerate(
-        ("art", "cars", "pets", "history", "garden", "fitness", "photos", "trains")
-    )
-]
+
+# Only in full worlds: more forums, and older posts with few votes, so that the newest and the
+# top posts stay the same.
+_MORE_NAMES = ("art", "cars", "pets", "history", "garden", "fitness", "photos", "trains")
+# fmt: on
+_NOUNS = ("Ideas", "Tips", "Stories", "Questions")  # of forums without posts
+_MORE_BOARDS = [(name, "Talk about it", 3 + i, False) for i, name in enumerate(_MORE_NAMES)]
 
 
 def _older_posts() -> list[tuple]:
     titles = []  # (board, title)
     for board, *_ in _BOARDS + _MORE_BOARDS:
-        nouns = [row[1] for row in _POSTS if row[0] == board] or [
-            "Ideas",
-            "Tips",
-            "Stories",
-            "Questions",
-        ]
-        titles += [(board, f"{word} {noun}") for word in ("Old", "Rare") for noun in nouns]
+        nouns = [row[1] for row in _POSTS if row[0] == board]
+        for word, noun in product(("Old", "Rare"), nouns or _NOUNS):
+            titles.append((board, f"{word} {noun}"))
     authors = [user for user in _USERS if user != ME]
     return [
         (board, title, "Any thoughts?", authors[i % len(authors)], 1 + i % 9, 1 + i, [])
@@ -162,15 +148,16 @@ def _older_posts() -> list[tuple]:
 
 
 def fresh(full: bool) -> Forum:
-    boards = [Board(*row) for row in _BOARDS + (_MORE_BOARDS if full else [])]
-    posts = [
-        Post(id, board, title, body, author, votes, list(comments))
-        for board, title, body, author, votes, id, comments in _POSTS
-        + (_older_posts() if full else [])
-    ]
+    board_rows, post_rows = _BOARDS, _POSTS
+    if full:
+        board_rows, post_rows = _BOARDS + _MORE_BOARDS, _POSTS + _older_posts()
+    boards = [Board(*row) for row in board_rows]
+    posts = {}
+    for board, title, body, author, votes, id, comments in post_rows:
+        posts[id] = Post(id, board, title, body, author, others=votes, comments=list(comments))
     return Forum(
-        {b.name: b for b in boards},
-        {p.id: p for p in posts},
-        dict(_USERS),
-        {user: [(user, line)] for user, line in _MESSAGES.items()},
+        boards={board.name: board for board in boards},
+        posts=posts,
+        users=dict(_USERS),
+        messages={user: [(user, line)] for user, line in _MESSAGES.items()},
     )

@@ -1,7 +1,7 @@
 """Data of the shop and of its back office: one Store, seen through two sites.
 
-The clock stands still at TODAY, so that "the latest order" and every report read the same in each world.
-Money is in dollars.
+The clock stands still at TODAY, so that "the latest order" and every report read the same in
+each world. Money is in dollars.
 """
 
 from __future__ import annotations
@@ -9,29 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 TODAY = "2023-06-12"
-
-
 EMMA = 1  # the customer that the shopping site is logged in as
-
-
 CATEGORIES = ("Kitchen", "Garden", "Tools", "Sport")
-
-
 STATUSES = ("Pending", "Processing", "Complete", "Canceled")
-
-
-OPEN = ("Pending", "Processing")  # an order can be canceled or shipped in these
-
-
+OPEN = ("Pending", "Processing")  # an order with one of these can be canceled or shipped
 VERDICTS = ("Pending", "Approved", "Rejected")  # of a review
-
-
 GROUPS = ("General", "Wholesale", "Retailer", "VIP")  # of a customer
-
-
 CARRIERS = ("DHL", "UPS")
-
-
 SHIPPING = {"Standard": 5.0, "Express": 10.0}
 # The ways to sort a category: the link's label and Magento's query.
 SORTS = {
@@ -39,8 +23,6 @@ SORTS = {
     "Highest price first": "product_list_order=price&product_list_dir=desc",
     "Best rated first": "product_list_order=rating&product_list_dir=desc",
 }
-
-
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
@@ -54,7 +36,7 @@ class Product:
     description: str = "Made to last"
     enabled: bool = True
     in_stock: bool = True
-    key: str = field(init=False)  # its place in URLs: a later change of name leaves it alone
+    key: str = field(init=False)  # the name in URLs, which stays when the product is renamed
     sku: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -96,11 +78,8 @@ class Order:
 
     @property
     def total(self) -> float:
-        return (
-            sum(line.qty * line.price for line in self.lines)
-            + SHIPPING[self.shipping]
-            - self.discount
-        )
+        products = sum(line.qty * line.price for line in self.lines)
+        return products + SHIPPING[self.shipping] - self.discount
 
     @property
     def pieces(self) -> int:
@@ -133,30 +112,31 @@ class Store:
     phone: str = "555-100"
     hours: str = "9 to 17"
 
+    def approved(self, product: Product) -> list[Review]:
+        """The approved reviews of a product."""
+        reviews = [r for r in self.reviews.values() if r.product == product.key]
+        return [r for r in reviews if r.status == "Approved"]
+
     def stars(self, product: Product) -> float:
-        """Mean of the approved reviews, 0 without any."""
-        marks = [
-            r.stars
-            for r in self.reviews.values()
-            if r.product == product.key and r.status == "Approved"
-        ]
+        """The mean of the approved reviews, or 0 without any."""
+        marks = [r.stars for r in self.approved(product)]
         return sum(marks) / len(marks) if marks else 0.0
 
     def sold(self) -> list[tuple[Product, int]]:
         """Products and pieces sold, best sellers first; canceled orders do not count."""
         pieces: dict[str, int] = {}
         for order in self.orders.values():
-            for line in order.lines if order.status != "Canceled" else ():
+            if order.status == "Canceled":
+                continue
+            for line in order.lines:
                 pieces[line.product.key] = pieces.get(line.product.key, 0) + line.qty
-        return sorted(
-            ((self.products[key], n) for key, n in pieces.items()), key=lambda item: -item[1]
-        )
+        best_first = sorted(pieces.items(), key=lambda item: -item[1])
+        return [(self.products[key], count) for key, count in best_first]
 
     def place_order(self, shipping: str, coupon: str) -> Order:
-        """Emma's cart becomes an order, with a coupon's percentage off its products."""
-        lines = [
-            Line(self.products[key], n, self.products[key].price) for key, n in self.cart.items()
-        ]
+        """Turns Emma's cart into an order; the coupon takes its percentage off the products."""
+        in_cart = [(self.products[key], count) for key, count in self.cart.items()]
+        lines = [Line(product, count, product.price) for product, count in in_cart]
         for line in lines:
             line.product.qty = max(0, line.product.qty - line.qty)
         off = sum(line.qty * line.price for line in lines) * self.coupons.get(coupon, 0) / 100
@@ -167,7 +147,7 @@ class Store:
 
 
 def money(dollars: float) -> str:
-    """A price without idle cents: $30, but $27.50."""
+    """A price, without cents where there are none: $30, but $27.50."""
     return f"${dollars:.2f}".removesuffix(".00")
 
 
@@ -186,7 +166,7 @@ def month(date: str) -> str:
 
 
 def number(raw: str, low: float, high: float, otherwise: float) -> float:
-    """What someone typed into a field for numbers, or `otherwise` where that is no number within the bounds."""
+    """The number typed into a field, or `otherwise` where it is none or out of bounds."""
     try:
         value = float(raw.strip().removeprefix("$"))
     except ValueError:
@@ -214,7 +194,6 @@ _PRODUCTS = [
     (44, "Skates", "Sport", 64, 4),
 ]
 
-
 _CUSTOMERS = [
     # id, name, email, phone, street, city, postcode
     (1, "Emma Lopez", "emma.lopez@gmail.com", "555-201", "4 Lake Street", "Dover", "19901"),
@@ -225,7 +204,6 @@ _CUSTOMERS = [
     (6, "Eva Frank", "eva@post.com", "555-206", "3 Old Square", "Provo", "84601"),
     (7, "Finn Gray", "finn@mail.com", "555-207", "7 Rail Street", "Omaha", "68101"),
 ]
-
 
 _ORDERS = [
     # number, customer, date, status, pieces by product
@@ -245,7 +223,6 @@ _ORDERS = [
     (44, 1, "2023-06-02", "Pending", {"helmet": 1}),
 ]
 
-
 _WORDS = {
     1: ("Awful", "Broke on day one"),
     2: ("Weak", "Too thin for me"),
@@ -253,7 +230,6 @@ _WORDS = {
     4: ("Good", "Works very well"),
     5: ("Great", "I love it"),
 }
-
 
 _REVIEWS = {
     # two reviewers of each product with their stars; one product in each category has the best mean
@@ -275,7 +251,6 @@ _REVIEWS = {
     "skates": (("Ben", 5), ("Eva", 4)),
 }
 
-
 _PENDING_REVIEWS = [
     # product, reviewer, stars, title, text
     ("kettle", "Dan", 2, "Slow", "It takes too long"),
@@ -287,80 +262,71 @@ _PENDING_REVIEWS = [
     ("ball", "Cara", 1, "Flat", "It lost its air"),
     ("helmet", "Dan", 5, "Safe", "It saved my head"),
 ]
-# Only in full worlds, where lists are longer than a screen. These change no answer of a task: prices lie between
-# the cheapest and the dearest of each category, orders are a year older and of other products.
-_MORE_PRODUCTS = [
-    (10 * i + 5 + j, f"{look} {thing}", category, 25 + 3 * j, 10 + j)
-    for i, (category, things) in enumerate(
-        zip(
-            CATEGORIES,
-            (
-                ("Bowl", "Ladle", "Tray", "Grater", "Whisk"),
-                ("Trowel", "Bucket", "Fence", "Bench", "Statue"),
-                ("Wrench", "Pliers", "Vise", "Chisel", "File"),
-                ("Bat", "Glove", "Net", "Whistle", "Mat"),
-            ),
-        ),
-        start=1,
-    )
-    for j, (look, thing) in enumerate(zip(("Blue", "Steel", "Large", "Classic", "Light"), things))
-]
+
+# Only in full worlds, where lists are longer than a screen. These change no answer of a task:
+# prices lie between the cheapest and the dearest of each category, orders are a year older and
+# of other products.
+_LOOKS = ("Blue", "Steel", "Large", "Classic", "Light")
+_MORE_THINGS = {
+    "Kitchen": ("Bowl", "Ladle", "Tray", "Grater", "Whisk"),
+    "Garden": ("Trowel", "Bucket", "Fence", "Bench", "Statue"),
+    "Tools": ("Wrench", "Pliers", "Vise", "Chisel", "File"),
+    "Sport": ("Bat", "Glove", "Net", "Whistle", "Mat"),
+}
+_MORE_PRODUCTS = []
+for _i, (_category, _things) in enumerate(_MORE_THINGS.items(), start=1):
+    for _j, (_look, _thing) in enumerate(zip(_LOOKS, _things)):
+        _row = (10 * _i + 5 + _j, f"{_look} {_thing}", _category, 25 + 3 * _j, 10 + _j)
+        _MORE_PRODUCTS.append(_row)
+
+# fmt: off
+_MORE_NAMES = (
+    "Gina Hall", "Hugo Ives", "Iris Jung", "Jack Kern", "Kira Lund",
+    "Leo Marsh", "Mona Nash", "Nick Owen", "Olga Pratt", "Paul Quinn",
+)
+# fmt: on
 
 
-_MORE_CUSTOMERS = [
-    (
-        8 + i,
-        name,
-        f"{name.split()[0].lower()}@mail.com",
-        f"555-{208 + i}",
-        f"{10 + i} Elm Street",
-        "Akron",
-        "44301",
-    )
-    for i, name in enumerate(
-        (
-            "Gina Hall",
-            "Hugo Ives",
-            "Iris Jung",
-            "Jack Kern",
-            "Kira Lund",
-            "Leo Marsh",
-            "Mona Nash",
-            "Nick Owen",
-            "Olga Pratt",
-            "Paul Quinn",
-        )
-    )
-]
+def _more_customer(i: int, name: str) -> tuple:
+    email = f"{name.split()[0].lower()}@mail.com"
+    return (8 + i, name, email, f"555-{208 + i}", f"{10 + i} Elm Street", "Akron", "44301")
 
 
-_MORE_ORDERS = [
-    (
-        1 + i,
-        EMMA if i % 3 == 0 else 8 + i % 10,
-        f"2022-{1 + i // 5:02}-{3 + 5 * (i % 5):02}",
-        STATUSES[2 + i % 2],
-        {_MORE_PRODUCTS[i % 20][1].lower().replace(" ", "-"): 1},
-    )
-    for i in range(20)
-]
+def _more_order(i: int) -> tuple:
+    customer = EMMA if i % 3 == 0 else 8 + i % 10
+    date = f"2022-{1 + i // 5:02}-{3 + 5 * (i % 5):02}"
+    key = _MORE_PRODUCTS[i][1].lower().replace(" ", "-")
+    return (1 + i, customer, date, STATUSES[2 + i % 2], {key: 1})
+
+
+_MORE_CUSTOMERS = [_more_customer(i, name) for i, name in enumerate(_MORE_NAMES)]
+_MORE_ORDERS = [_more_order(i) for i in range(20)]
 
 
 def fresh(full: bool) -> Store:
-    products = {
-        p.key: p for p in (Product(*row) for row in _PRODUCTS + (_MORE_PRODUCTS if full else []))
-    }
-    customers = {row[0]: Customer(*row) for row in _CUSTOMERS + (_MORE_CUSTOMERS if full else [])}
+    product_rows, customer_rows, order_rows = _PRODUCTS, _CUSTOMERS, _ORDERS
+    if full:
+        product_rows = _PRODUCTS + _MORE_PRODUCTS
+        customer_rows = _CUSTOMERS + _MORE_CUSTOMERS
+        order_rows = _MORE_ORDERS + _ORDERS
+    all_products = [Product(*row) for row in product_rows]
+    products = {p.key: p for p in all_products}
     orders = {}
-    for n, customer, date, status, pieces in (_MORE_ORDERS if full else []) + _ORDERS:
-        lines = [Line(products[key], qty, products[key].price) for key, qty in pieces.items()]
-        orders[n] = Order(n, customer, date, status, lines)
-    approved = [
-        (key, nickname, stars, *_WORDS[stars])
-        for key, marks in _REVIEWS.items()
-        for nickname, stars in marks
-    ]
-    reviews = {i: Review(i, *row) for i, row in enumerate(approved, start=1)}
-    for i, row in enumerate(_PENDING_REVIEWS, start=len(reviews) + 1):
-        reviews[i] = Review(i, *row, status="Pending")
-    return Store(products, customers, orders, reviews, {"SPRING": 10, "SUMMER": 20, "WINTER": 50})
+    for number, customer, date, status, pieces in order_rows:
+        lines = [Line(products[key], count, products[key].price) for key, count in pieces.items()]
+        orders[number] = Order(number, customer, date, status, lines)
+    reviews: dict[int, Review] = {}
+    for key, marks in _REVIEWS.items():
+        for nickname, stars in marks:
+            review_id = len(reviews) + 1
+            reviews[review_id] = Review(review_id, key, nickname, stars, *_WORDS[stars])
+    for row in _PENDING_REVIEWS:
+        review_id = len(reviews) + 1
+        reviews[review_id] = Review(review_id, *row, status="Pending")
+    return Store(
+        products=products,
+        customers={row[0]: Customer(*row) for row in customer_rows},
+        orders=orders,
+        reviews=reviews,
+        coupons={"SPRING": 10, "SUMMER": 20, "WINTER": 50},
+    )
