@@ -1,278 +1,323 @@
 """Stage 2 (section 3.3): supervised fine-tuning of the decomposer (eq. 3) or the actor (eq. 4).
 
-    deepspeed train_sft.py --role decomposer --data runs/demos/meta.json --annotations runs/annotations.jsonl
-    deepspeed train_sft.py --role actor      --data runs/demos/meta.json --annotations runs/annotations.jsonl
+    deepspeed train_sft.py --role ROLE --data runs/demos/meta.json \
+        --annotations runs/annotations.jsonl            # ROLE: decomposer or actor
 
-Full parameters of the language model and of the projector behind the vision tower; the tower itself stays frozen, as
-in ScaleCUA's released recipe, unless --tune-vision. Cosine schedule with warm-up, loss on the replies' tokens only:
-minus their mean log-likelihood over the global batch. Samples are packed end to end, without padding. Defaults are the
-paper's (section 4.3), for 8 GPUs: 2 samples x 4 accumulation steps x 8 = 64. The actor also learns from grounding data
-and chats, where the meta file names them. Running the same command again resumes from the last checkpoint: same
-samples, same numbers.
+Trains all parameters of the language model and of the projector behind the vision tower. The tower
+itself stays frozen, as in ScaleCUA's released recipe, unless --tune-vision. The loss is minus the
+mean log-likelihood of the replies' tokens over the global batch; the learning rate follows a
+cosine with warm-up. Samples are packed end to end, without padding. Defaults are the paper's
+(section 4.3), for 8 GPUs: 2 samples x 4 accumulation steps x 8 = 64. The actor also learns from
+grounding data and chats, where the meta file names them. Running the same command again resumes
+from the last checkpoint: same samples, same numbers.
 
-OUT gets the model, metrics.jsonl with a line a step (see docs/metrics.md), and sft.json, which counts what was left out and why.
+OUT gets the model, metrics.jsonl with one line per step (see docs/metrics.md), and sft.json, which
+counts what was left out and why.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
-import os
 import shutil
 import signal
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from jhima.data.scalecua import read_annotations, read_meta
-from jhima.policy import check_checkpoint, default_dtype, load_policy, save_policy
+from jhima import cli
+from jhima.data.scalecua import Annotation, DataSet, read_annotations, read_meta
+from jhima.policy import Policy, check_checkpoint, default_dtype, load_policy, save_policy
 from jhima.run_directory import same_run, write_whole
-from jhima.training.deepspeed_engine import (
-    all_sum,
-    backward,
-    full_state,
-    init_distributed,
-    make_engine,
-    step,
-)
+from jhima.training import deepspeed_engine as ds
+from jhima.training.checkpoints import commit, drop_metrics
 from jhima.training.packing import Pack, PackedPolicy
 from jhima.training.sft_dataset import Batch, Batches, Supervision, make_batch
-from jhima.training.watchdog import leave
+from jhima.training.watchdog import everywhere, leave
 
 MAX_EVALUATED = 512  # held-back samples in one evaluation
 CACHE_BYTES = 512 << 20  # of frozen vision features, for runs of several epochs
 
 
-def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("--role", choices=("decomposer", "actor"), required=True)
-    add("--data", type=Path, required=True, help="ScaleCUA meta file that names the trajectories")
-    add("--annotations", type=Path, help="annotate.py's output (needed unless --no-plan)")
-    add(
-        "--no-plan",
-        action="store_true",
-        help="an actor without subtasks in its prompt, for the ablations without decomposer",
-    )
-    add(
-        "--model",
-        default="Qwen/Qwen2.5-VL-7B-Instruct",
-        help="the model to start from (default: %(default)s)",
-    )
-    add("--out", type=Path, help="where the checkpoint goes (default: checkpoints/ROLE)")
-    add("--epochs", type=int, default=1, help="(default: %(default)s)")
-    add("--lr", type=float, default=1e-5, help="peak learning rate (default: %(default)s)")
-    add(
-        "--warmup",
-        type=float,
-        default=0.03,
-        help="share of steps that warm up (default: %(default)s)",
-    )
-    add("--clip", type=float, default=1.0, help="gradient norm to clip at (default: %(default)s)")
-    add(
-        "--max-length",
-        type=int,
-        default=30720,
-        help="tokens of a pack; longer samples are left out whole and counted (default: %(default)s)",
-    )
-    add(
-        "--eval-share",
-        type=float,
-        default=0.002,
-        help="share of trajectories and other samples that is held back for the evaluation loss (default: %(default)s)",
-    )
-    add(
-        "--deepspeed-config",
-        type=Path,
-        default=Path("ds_config.json"),
-        help="micro-batch, accumulation and ZeRO-3 settings (default: %(default)s)",
-    )
-    add(
-        "--micro-batch",
-        type=int,
-        help="samples in a pack, a rank and backward pass (default: the config's)",
-    )
-    add("--accumulate", type=int, help="backward passes a step (default: the config's)")
-    add(
-        "--zero",
-        type=int,
-        choices=(1, 2, 3),
-        help="ZeRO stage (default: the config's on GPUs, 1 on CPUs)",
-    )
-    add("--tune-vision", action="store_true", help="train the vision tower too")
-    add(
-        "--workers",
-        type=int,
-        help="processes a rank that read, decode and tokenise (default: 2; 0 without a GPU)",
-    )
-    add("--prompt", type=Path, help="JSON file of prompts over the checkpoint's own")
-    add(
-        "--save-every",
-        type=int,
-        default=500,
-        help="steps between evaluations and checkpoints to resume from (default: %(default)s)",
-    )
-    add("--seed", type=int, default=0, help="(default: %(default)s)")
-    add("--local_rank", type=int, help=argparse.SUPPRESS)  # given by older DeepSpeed launchers
-    return parser.parse_args()
+@dataclass
+class Args:
+    role: Literal["decomposer", "actor"]
+    """the policy to fine-tune"""
+    data: Path
+    """ScaleCUA meta file that names the trajectories"""
+    annotations: Path | None = None
+    """annotate.py's output (needed unless --no-plan)"""
+    no_plan: bool = False
+    """an actor without subtasks in its prompt, for the ablations without decomposer"""
+    model: str = "Qwen/Qwen2.5-VL-7B-Instruct"
+    """the model to start from"""
+    out: Path | None = None
+    """where the checkpoint goes (default: checkpoints/ROLE)"""
+    epochs: int = 1
+    """times through the samples"""
+    lr: float = 1e-5
+    """peak learning rate"""
+    warmup: float = 0.03
+    """share of steps that warm up"""
+    clip: float = 1.0
+    """gradient norm to clip at"""
+    max_length: int = 30720
+    """tokens of a pack; longer samples are left out whole and counted"""
+    eval_share: float = 0.002
+    """share of trajectories and of other samples that is held back for the evaluation loss"""
+    deepspeed_config: Path = Path("ds_config.json")
+    """micro-batch, accumulation and ZeRO-3 settings"""
+    micro_batch: int | None = None
+    """samples per pack, which is what a rank runs in one backward pass (default: the config's)"""
+    accumulate: int | None = None
+    """backward passes per step (default: the config's)"""
+    zero: Literal[1, 2, 3] | None = None
+    """ZeRO stage (default: the config's on GPUs, 1 on CPUs)"""
+    tune_vision: bool = False
+    """train the vision tower too"""
+    workers: int | None = None
+    """processes per rank that read, decode and tokenise (default: 2; 0 without a GPU)"""
+    prompt: Path | None = None
+    """JSON file of prompts that replace the checkpoint's own"""
+    save_every: int = 500
+    """steps between evaluations and checkpoints to resume from"""
+    seed: int = 0
+    """of the order of samples"""
+
+    def __post_init__(self) -> None:
+        self.out = self.out or Path("checkpoints") / self.role
+
+
+def check(args: Args) -> None:
+    """Raises ValueError, in one line, for arguments that cannot be."""
+    made_by = "python -m jhima.pocket model" if "pocket" in args.model else ""
+    check_checkpoint(args.model, made_by)
+    if args.annotations is None and not args.no_plan:
+        raise ValueError("--annotations is needed (or --no-plan, for an actor without subtasks)")
+    if args.no_plan and args.role == "decomposer":
+        raise ValueError("--no-plan is for --role actor: a decomposer learns nothing but plans")
+    if not 0 <= args.eval_share < 1:
+        raise ValueError(f"--eval-share: expected a share from 0 to below 1, got {args.eval_share}")
+
+
+@dataclass
+class Run:
+    """What stages 2 to 4 share, on this rank."""
+
+    args: Args
+    policy: Policy
+    stage: int  # of ZeRO
+    packed: PackedPolicy
+    engine: object  # DeepSpeed's, over `packed`
+    samples: Supervision
+    held_back: Supervision
+    order: Batches  # of the samples
+    collate: partial  # a batch's examples to packs
+    left_out: Counter[str]  # samples that were broken when they were read, by reason
+
+    @property
+    def folder(self) -> Path:
+        """Of the checkpoint to resume from."""
+        return self.args.out / "resume"
 
 
 def main() -> None:
-    # ---- 1. Arguments, checked before anything is loaded ----
-    args = parse_args()
-    args.out = args.out or Path("checkpoints") / args.role
+    # ---- 1. Arguments and data, checked before any model is loaded ----
+    args = cli.parse(Args, __doc__)
     try:
-        check_checkpoint(
-            args.model, "python -m jhima.pocket model" if "pocket" in args.model else ""
-        )
-        if args.annotations is None and not args.no_plan:
-            raise ValueError(
-                "--annotations is needed (or --no-plan, for an actor without subtasks)"
-            )
-        if args.no_plan and args.role == "decomposer":
-            raise ValueError("--no-plan is for --role actor: a decomposer learns nothing but plans")
-        if not 0 <= args.eval_share < 1:
-            raise ValueError(
-                f"--eval-share: expected a share from 0 to below 1, got {args.eval_share}"
-            )
+        check(args)
         data_sets = read_meta(args.data, steps_only=args.role == "decomposer")
         annotations = None if args.no_plan else read_annotations(args.annotations)
         config = json.loads(args.deepspeed_config.read_text("utf-8"))
-        same_run(args, "train_sft.py", free={"save_every", "workers", "local_rank"})
+        same_run(args, "train_sft.py", free={"save_every", "workers"})
     except (ValueError, OSError) as error:
         sys.exit(f"train_sft.py: {error}")
     if (args.out / "sft.json").exists():
         print(f"{args.out}: done already")
         return
-    rank, world, device = init_distributed(args.out)
-    config["train_micro_batch_size_per_gpu"] = micro = (
-        args.micro_batch or config["train_micro_batch_size_per_gpu"]
-    )
-    config["gradient_accumulation_steps"] = accumulate = (
-        args.accumulate or config["gradient_accumulation_steps"]
-    )
-    stage = args.zero or (config["zero_optimization"]["stage"] if device.type == "cuda" else 1)
+    rank, world, device = ds.init_distributed(args.out)
 
-    # ---- 2. Model and samples ----
-    policy = load_policy(
-        args.model, device, default_dtype(device), prompts=args.prompt, tune_vision=args.tune_vision
-    )
-    if device.type == "cuda":
+    # ---- 2. Model and samples: (x, o_0) -> d for eq. 3, (x, o_t, h_t, d) -> a_t for eq. 4 ----
+    run = load(args, config, device, data_sets, annotations)
+    done = resume(run)
+    if rank == 0:
+        trained = [p for p in run.packed.parameters() if p.requires_grad]
+        parameters = sum(getattr(p, "ds_numel", p.numel()) for p in trained)  # whole, under ZeRO-3
+        print(
+            f"{args.role}: {len(run.samples)} samples, {len(run.held_back)} held back; "
+            f"left out: {in_words(run.samples.left_out)}; {done + len(run.order)} steps of "
+            f"{run.order.per_step}, ZeRO-{run.stage}, {parameters:,} parameters to train",
+            flush=True,
+        )
+        drop_metrics(args.out / "metrics.jsonl", "step", done)
+
+    # ---- 3. Training: Ctrl-C or SIGTERM ends it after the step, with a checkpoint ----
+    train(run, done)
+
+    # ---- 4. The model: transformers and vLLM load it as it is ----
+    state, left_out = ds.full_state(run.policy, run.stage), total(run.left_out)
+    if rank == 0:
+        save_policy(run.policy, args.out, state)
+        summary = {
+            "samples": len(run.samples),
+            "held_back": len(run.held_back),
+            "steps": done + len(run.order),
+            "left_out_before": run.samples.left_out,
+            "left_out_when_read": left_out,
+        }
+        write_whole(args.out / "sft.json", json.dumps(summary, indent=1))
+        shutil.rmtree(run.folder, ignore_errors=True)
+        print(f"{args.out}: done; left out when read: {in_words(left_out)}")
+    leave()
+
+
+def load(
+    args: Args,
+    config: dict,
+    device: torch.device,
+    data_sets: list[DataSet],
+    annotations: dict[str, Annotation] | None,
+) -> Run:
+    gpu = device.type == "cuda"
+    micro = args.micro_batch or config["train_micro_batch_size_per_gpu"]
+    accumulate = args.accumulate or config["gradient_accumulation_steps"]
+    stage = args.zero or (config["zero_optimization"]["stage"] if gpu else 1)
+    options = {"prompts": args.prompt, "tune_vision": args.tune_vision}
+    policy = load_policy(args.model, device, default_dtype(device), **options)
+    if gpu:
         policy.base.gradient_checkpointing_enable()
-    sources = policy, data_sets, annotations, args.role, args.eval_share
-    samples, held_back = (
-        Supervision(*sources, part, args.max_length) for part in ("train", "held back")
-    )
+    source = policy, data_sets, annotations, args.role, args.eval_share
+    samples = Supervision(*source, part="train", max_length=args.max_length)
+    held_back = Supervision(*source, part="held back", max_length=args.max_length)
     if not len(samples):
         sys.exit(f"train_sft.py: no sample is left of {args.data}: {in_words(samples.left_out)}")
     packed = PackedPolicy(policy, CACHE_BYTES if args.epochs > 1 else 0)
-    engine = make_engine(packed, config, args.lr, stage, bf16=device.type == "cuda", clip=args.clip)
-    per_step = micro * accumulate * world
-    steps = len(Batches(len(samples), per_step, args.epochs, args.seed))
-    folder = args.out / "resume"
-    done, left_out = resume(engine, folder, per_step, len(samples))
-    workers = args.workers if args.workers is not None else 2 if device.type == "cuda" else 0
-    collate = partial(
-        make_batch, image_pad=policy.image_pad, micro=micro, max_length=args.max_length
+    engine = ds.make_engine(
+        packed,
+        args.deepspeed_config,
+        args.lr,
+        stage,
+        bf16=gpu,
+        clip=args.clip,
+        train_micro_batch_size_per_gpu=micro,
+        gradient_accumulation_steps=accumulate,
+    )
+    rank, world = dist.get_rank(), dist.get_world_size()
+    order = Batches(len(samples), micro * accumulate * world, args.epochs, args.seed, rank, world)
+    sizes = {"micro": micro, "max_length": args.max_length}
+    collate = partial(make_batch, image_pad=policy.image_pad, **sizes)
+    return Run(
+        args, policy, stage, packed, engine, samples, held_back, order, collate, left_out=Counter()
     )
 
-    def load(part: Supervision, order: Batches) -> DataLoader:
-        return DataLoader(
-            part,
-            batch_sampler=order,
-            collate_fn=collate,
-            num_workers=workers,
-            multiprocessing_context="fork" if workers else None,
-            worker_init_fn=leave_signals,
-        )
 
-    if rank == 0:
-        print(
-            f"{args.role}: {len(samples)} samples, {len(held_back)} held back; left out: {in_words(samples.left_out)}; "
-            f"{steps} steps of {per_step}, ZeRO-{stage}, "
-            f"{sum(getattr(p, 'ds_numel', p.numel()) for p in packed.parameters() if p.requires_grad):,} parameters to train",
-            flush=True,
-        )
-        keep_metrics(args.out / "metrics.jsonl", done)
-
-    # ---- 3. Training: Ctrl-C or SIGTERM ends it after the step, with a checkpoint ----
-    stop: list[int] = []
+def train(run: Run, done: int) -> None:
+    args, rank = run.args, dist.get_rank()
+    signals: list[int] = []
     for name in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(name, lambda number, _: stop.append(number))
-    packed.train()
+        signal.signal(name, lambda number, _: signals.append(number))
+    run.packed.train()
+    steps = done + len(run.order)
     bar = tqdm(total=steps, initial=done, desc=f"sft {args.role}", unit="step", disable=rank != 0)
-    batches = iter(
-        load(samples, Batches(len(samples), per_step, args.epochs, args.seed, rank, world, done))
-    )
+    batches = iter(loader(run, run.samples, run.order))
     for number in range(done, steps):
         began = time.monotonic()
         batch = next(batches)
+        run.left_out += batch.left_out
         lr = args.lr * schedule(number, steps, args.warmup)
-        torch.manual_seed(
-            args.seed * 1_000_003 + number
-        )  # what is random in a step depends on nothing before it
-        row = {"step": number, "lr": lr} | train_step(
-            engine, packed, batch, policy.im_end, lr, bool(stop)
-        )
-        left_out += batch.left_out
+        # What is random in a step depends on nothing before it.
+        torch.manual_seed(args.seed * 1_000_003 + number)
+        row = {"step": number, "lr": lr} | train_step(run.engine, run.packed, batch, lr)
         seconds = time.monotonic() - began
         row |= {"samples/s": row["samples"] / seconds, "tokens/s": row.pop("read") / seconds}
-        last, stopped = number + 1 == steps, row.pop("stop")  # agreed on by all ranks
-        if len(held_back) and ((number + 1) % args.save_every == 0 or last):
-            shown = Batches(min(len(held_back), MAX_EVALUATED), per_step, 1, args.seed, rank, world)
-            row |= evaluate(engine, packed, load(held_back, shown), policy.im_end)
+        last, due = number + 1 == steps, (number + 1) % args.save_every == 0
+        if len(run.held_back) and (due or last):
+            row |= evaluate(run)
         if rank == 0:
             with (args.out / "metrics.jsonl").open("a") as metrics:
                 metrics.write(json.dumps(row) + "\n")
         bar.update()
         bar.set_postfix(loss=f"{row['loss']:.3f}")
-        if ((number + 1) % args.save_every == 0 or stopped) and not last:
-            save_resumable(engine, folder, number + 1, per_step, len(samples), left_out)
+        [stopped] = ds.all_sum(bool(signals))  # on any rank
+        if (due or stopped) and not last:
+            save_resumable(run, number + 1)
             if stopped:
                 leave()
                 sys.exit(
-                    f"train_sft.py: stopped after step {number + 1} of {steps}; run the same command to go on"
+                    f"train_sft.py: stopped after step {number + 1} of {steps}; "
+                    "run the same command to go on"
                 )
     bar.close()
 
-    # ---- 4. The checkpoint: transformers and vLLM load it as it is ----
-    state, left_out = full_state(policy, stage), everywhere(left_out)
-    if rank == 0:
-        save_policy(policy, args.out, state)
-        summary = {
-            "samples": len(samples),
-            "held_back": len(held_back),
-            "steps": steps,
-            "left_out_before": samples.left_out,
-            "left_out_when_read": left_out,
-        }
-        write_whole(args.out / "sft.json", json.dumps(summary, indent=1))
-        shutil.rmtree(folder, ignore_errors=True)
-        print(f"{args.out}: done; left out when read: {in_words(left_out)}")
-    leave()
+
+# ---- one step ----
 
 
-def leave_signals(_: int) -> None:
-    """For a data worker: a Ctrl-C is its parent's business, and its parent may terminate it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+def train_step(engine, packed: PackedPolicy, batch: Batch, lr: float) -> dict:
+    """Eqs. 3 and 4: one update by -sum log pi(y_u | prompt, y_<u) / n, over a global batch.
+
+    The sum is over the n tokens of all replies on all ranks; `batch` is this rank's share. Returns
+    the step's metrics, and as "read" the tokens that the model read.
+    """
+    counts = batch.tokens, batch.samples, batch.read, batch.left_out.total()
+    tokens, samples, read, left_out = map(int, ds.all_sum(*counts))
+    row = {"samples": samples, "tokens": tokens, "read": read, "left_out": left_out}
+    if not tokens:  # every sample is broken
+        return row | {"loss": 0.0, "accuracy": 0.0, "grad_norm": 0.0}
+    loss_sum = right = 0.0
+    for pack, weight, calls in equal_packs(packed, batch):
+        logp, hit = engine(pack, calls)  # [targets] each
+        loss = -logp.sum() * weight / tokens
+        loss_sum += loss.item()
+        right += hit.sum().item() * weight
+        ds.backward(engine, loss)
+    grad_norm = ds.step(engine, lr)
+    loss_sum, right = ds.all_sum(loss_sum, right)
+    return row | {"loss": loss_sum, "accuracy": right / tokens, "grad_norm": grad_norm}
 
 
-def in_words(counts: Counter) -> str:
-    return (
-        ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items()) if count)
-        or "nothing"
-    )
+@torch.no_grad()
+def evaluate(run: Run) -> dict:
+    """Loss and accuracy per token on the samples that were held back."""
+    shown = min(len(run.held_back), MAX_EVALUATED)
+    loss = right = tokens = 0.0
+    for batch in loader(run, run.held_back, replace(run.order, count=shown, epochs=1, start=0)):
+        tokens += batch.tokens
+        for pack, weight, calls in equal_packs(run.packed, batch):
+            logp, hit = run.engine(pack, calls)
+            loss -= logp.sum().item() * weight
+            right += hit.sum().item() * weight
+    loss, right, tokens = ds.all_sum(loss, right, tokens)
+    return {
+        "eval_loss": loss / max(tokens, 1),
+        "eval_accuracy": right / max(tokens, 1),
+        "eval_tokens": int(tokens),
+    }
+
+
+def equal_packs(packed: PackedPolicy, batch: Batch) -> Iterator[tuple[Pack, float, int]]:
+    """(pack, weight, tower calls) of this rank, as many as on the rank that has the most.
+
+    ZeRO-3 demands that every rank runs the same number of packs: a rank with fewer repeats a blank
+    one at weight 0.
+    """
+    pictures = max((len(pack.pictures) for pack in batch.packs), default=0)
+    count, calls = map(int, ds.all_sum(len(batch.packs), pictures, op=dist.ReduceOp.MAX))
+    calls = max(calls, 1) if packed.tune_vision else 0
+    for pack in batch.packs:
+        yield pack, 1.0, calls
+    for _ in range(count - len(batch.packs)):
+        yield packed.blank, 0.0, calls
 
 
 def schedule(number: int, steps: int, warmup: float) -> float:
@@ -282,131 +327,80 @@ def schedule(number: int, steps: int, warmup: float) -> float:
     [0.1, 1.0, 1.0, 0.5, 0.0]
     """
     warm = max(1, round(warmup * steps))
-    return (
-        (number + 1) / warm
-        if number < warm
-        else 0.5 * (1 + math.cos(math.pi * (number - warm) / max(1, steps - warm)))
+    if number < warm:
+        return (number + 1) / warm
+    return 0.5 * (1 + math.cos(math.pi * (number - warm) / max(1, steps - warm)))
+
+
+# ---- data ----
+
+
+def loader(run: Run, part: Supervision, order: Batches) -> DataLoader:
+    workers = run.args.workers
+    if workers is None:
+        workers = 2 if torch.cuda.is_available() else 0
+    return DataLoader(
+        part,
+        batch_sampler=order,
+        collate_fn=run.collate,
+        num_workers=workers,
+        multiprocessing_context="fork" if workers else None,
+        worker_init_fn=leave_signals,
     )
 
 
-def train_step(
-    engine, packed: PackedPolicy, batch: Batch, im_end: int, lr: float, stop: bool
-) -> dict:
-    """Eqs. 3 and 4 on one global batch, of which `batch` is this rank's share. Returns what metrics.jsonl says of it,
-    and whether any rank was asked to stop.
-
-    Every rank runs the same number of packs, as ZeRO-3 demands; one that has fewer repeats a blank one at weight 0.
-    """
-    tokens, samples, read, broken, stopped = all_sum(
-        batch.tokens, batch.samples, batch.read, batch.left_out.total(), stop
-    )
-    row = {
-        "samples": int(samples),
-        "tokens": int(tokens),
-        "read": read,
-        "left_out": int(broken),
-        "stop": stopped > 0,
-    }
-    if not tokens:  # all broken
-        return row | {"loss": 0.0, "accuracy": 0.0, "grad_norm": 0.0}
-    total = right = 0.0
-    for pack, weight, calls in in_step(packed, batch, im_end):
-        logp, hit = engine(pack, calls)
-        loss = -logp.sum() * weight / tokens  # tokens of all ranks: the one denominator
-        total, right = total + loss.item(), right + hit.sum().item() * weight
-        backward(engine, loss)
-    norm = step(engine, lr)
-    loss, right = all_sum(total, right)
-    return row | {"loss": loss, "accuracy": right / tokens, "grad_norm": norm}
+def leave_signals(_: int) -> None:
+    """For a data worker: Ctrl-C is for its parent, which ends its workers by SIGTERM."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-@torch.no_grad()
-def evaluate(engine, packed: PackedPolicy, batches: DataLoader, im_end: int) -> dict:
-    """Loss and accuracy a token on what was held back."""
-    total = right = tokens = 0.0
-    for batch in batches:
-        tokens += batch.tokens
-        for pack, weight, calls in in_step(packed, batch, im_end):
-            logp, hit = engine(pack, calls)
-            total, right = total - logp.sum().item() * weight, right + hit.sum().item() * weight
-    total, right, tokens = all_sum(total, right, tokens)
-    return {
-        "eval_loss": total / max(tokens, 1),
-        "eval_accuracy": right / max(tokens, 1),
-        "eval_tokens": int(tokens),
-    }
-
-
-def in_step(packed: PackedPolicy, batch: Batch, im_end: int):
-    """(pack, weight, tower calls) of this rank, as many as on the rank that has the most."""
-    most = torch.tensor([len(batch.packs), max((len(p.pictures) for p in batch.packs), default=0)])
-    most = most.cuda() if dist.get_backend() == "nccl" else most
-    dist.all_reduce(most, dist.ReduceOp.MAX)
-    count, calls = most.tolist()
-    end = torch.tensor([im_end])
-    blank = Pack(end.repeat(2), torch.arange(2).repeat(3, 1), [2], torch.tensor([0]), end, [])
-    for pack in batch.packs + [blank] * (count - len(batch.packs)):
-        yield pack, float(pack is not blank), max(calls, 1) if packed.tune_vision else 0
-
-
-def save_resumable(
-    engine, folder: Path, done: int, per_step: int, count: int, left_out: Counter
-) -> None:
-    """Optimizer, weights and position. The file `latest`, which appears last and whole, makes a checkpoint count."""
-    state = {"done": done, "per_step": per_step, "count": count, "left_out": everywhere(left_out)}
-    engine.save_checkpoint(
-        folder,
-        tag=f"step{done}",
-        client_state=state,
-        save_latest=False,
-        exclude_frozen_parameters=True,
-    )
-    dist.barrier()
-    if dist.get_rank() == 0:
-        write_whole(folder / "latest", f"step{done}")
-        for old in folder.glob("step*"):
-            if old.name != f"step{done}":
-                shutil.rmtree(old)
-    dist.barrier()
-
-
-def resume(engine, folder: Path, per_step: int, count: int) -> tuple[int, Counter]:
-    """(steps that a checkpoint in `folder` holds, what this rank's count of broken samples starts from)."""
-    if not (folder / "latest").exists():
-        return 0, Counter()
-    _, client = engine.load_checkpoint(folder, load_module_strict=False)
-    if (client["per_step"], client["count"]) != (per_step, count):
-        sys.exit(
-            f"train_sft.py: {folder} was made with {client['per_step']} samples a step of {client['count']}, not "
-            f"{per_step} of {count}: the number of processes or the data has changed"
-        )
-    return client["done"], Counter(client["left_out"]) if dist.get_rank() == 0 else Counter()
-
-
-def everywhere(counts: Counter) -> Counter:
+def total(counts: Counter) -> Counter:
     """Counts summed over the ranks."""
-    found = [None] * dist.get_world_size()
-    dist.all_gather_object(found, dict(counts))
-    return sum(map(Counter, found), Counter())
+    return sum(everywhere(counts), Counter())
 
 
-def keep_metrics(path: Path, done: int) -> None:
-    """Takes off the lines of steps that are about to be run again."""
-    if path.exists():
-        rows = [
-            line
-            for line in path.read_text("utf-8").splitlines(keepends=True)
-            if line.endswith("\n") and json.loads(line)["step"] < done
-        ]
-        write_whole(path, "".join(rows))
+def in_words(counts: Counter) -> str:
+    reasons = [f"{count} {reason}" for reason, count in sorted(counts.items()) if count]
+    return ", ".join(reasons) or "nothing"
+
+
+# ---- resuming ----
+
+
+def save_resumable(run: Run, done: int) -> None:
+    """Optimizer, weights and position after `done` steps; the file `latest` names them."""
+    tag = f"step{done}"
+    old = [path for path in run.folder.glob("step*") if path.name != tag]
+    state = {
+        "done": done,
+        "per_step": run.order.per_step,
+        "count": run.order.count,
+        "left_out": total(run.left_out),
+    }
+    run.engine.save_checkpoint(
+        run.folder, tag, state, save_latest=False, exclude_frozen_parameters=True
+    )
+    commit(run.folder / "latest", tag, old)
+
+
+def resume(run: Run) -> int:
+    """Loads the last checkpoint, if there is one; returns the steps done."""
+    if not (run.folder / "latest").exists():
+        return 0
+    _, state = run.engine.load_checkpoint(run.folder, load_module_strict=False)
+    order = run.order
+    if (state["per_step"], state["count"]) != (order.per_step, order.count):
+        sys.exit(
+            f"train_sft.py: {run.folder} was made with {state['per_step']} samples per step of "
+            f"{state['count']}, not {order.per_step} of {order.count}: "
+            "the number of processes or the data has changed"
+        )
+    if dist.get_rank() == 0:  # the count is over all ranks
+        run.left_out = Counter(state["left_out"])
+    order.start = state["done"]
+    return order.start
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    torch.set_num_threads(
-        int(os.environ.get("OMP_NUM_THREADS", "1" if not torch.cuda.is_available() else "8"))
-    )
-    try:
-        main()
-    except KeyboardInterrupt:
-        sys.exit("train_sft.py: stopped; run the same command to go on")
+    cli.run(main)

@@ -102,7 +102,7 @@ def measure(meta: Path) -> None:
     began, order = time.perf_counter(), Batches(len(samples), 64, epochs=1, seed=0)
     first = [n for n, _ in zip(order, range(1000))]
     for number in (number for batch in first[:200] for number in batch):
-        json.loads(samples.data_sets[samples._where[number]].lines[int(samples._line[number])])
+        json.loads(samples.data_sets[samples.source[number]].lines[int(samples.line[number])])
     print(
         f"  12,800 samples read in shuffled order: {12_800 / (time.perf_counter() - began):,.0f} a second"
     )

@@ -347,7 +347,7 @@ async def measure(args: argparse.Namespace, folder: Path, watch: Watch) -> dict:
                     32,
                     kv_bytes,
                     max_tokens=4096,
-                    adapters=3 - args.engines,
+                    max_loras=3 - args.engines,
                     limit_mm_per_prompt={"image": 1, "video": 0},
                     skip_mm_profiling=True,
                 )

@@ -247,7 +247,9 @@ def measure_sft(args: argparse.Namespace, folder: Path) -> dict[str, float]:
         config["train_micro_batch_size_per_gpu"],
         config["gradient_accumulation_steps"],
     )
-    engine = make_engine(packed, config, 1e-5, stage=3, bf16=device.type == "cuda")
+    engine = make_engine(
+        packed, ROOT / "ds_config.json", 1e-5, stage=3, bf16=device.type == "cuda"
+    )
     packed.train()
     samples = make_samples(
         policy,
@@ -260,7 +262,7 @@ def measure_sft(args: argparse.Namespace, folder: Path) -> dict[str, float]:
 
     def steps(count: int) -> None:
         for _ in range(count):
-            train_sft.train_step(engine, packed, batch, policy.im_end, 1e-5, False)
+            train_sft.train_step(engine, packed, batch, 1e-5)
 
     steps(1)
     seconds = timed(lambda: steps(args.sft_steps)) / args.sft_steps

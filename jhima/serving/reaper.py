@@ -1,9 +1,10 @@
 """Kills what a process has started and left behind, once that process is gone.
 
-    python -m jhima.serving.reaper PID        its standard input is a pipe that PID holds open until it ends, however it ends
+    python -m jhima.serving.reaper PID
 
-vLLM's engine outlives a parent that is killed and keeps its GPU memory (vllm-project/vllm#55510), so that the same
-command could not go on. Browsers, drivers and the pocket sites end by themselves.
+Its standard input is a pipe that process PID holds open until it ends, however it ends. vLLM's
+engine outlives a parent that is killed and keeps its GPU memory (vllm-project/vllm#55510), so that
+the same command could not resume. Browsers, drivers and the pocket sites end by themselves.
 """
 
 from __future__ import annotations
@@ -20,22 +21,16 @@ import psutil
 
 EVERY = 2.0  # seconds between looks at what there is to kill
 
-
-_started: list[subprocess.Popen] = []
+_reapers: list[subprocess.Popen] = []  # at most one per process
 
 
 def start() -> None:
-    """Has this process's children, and theirs, killed after it."""
-    if not _started:
+    """From now on, this process's children, and theirs, are killed after it."""
+    if not _reapers:
+        command = [sys.executable, "-m", "jhima.serving.reaper", str(os.getpid())]
         folder = Path(__file__).resolve().parents[2]
-        _started.append(
-            subprocess.Popen(
-                [sys.executable, "-m", "jhima.serving.reaper", str(os.getpid())],
-                stdin=subprocess.PIPE,
-                cwd=folder,
-                start_new_session=True,
-            )
-        )
+        pipe = subprocess.PIPE
+        _reapers.append(subprocess.Popen(command, stdin=pipe, cwd=folder, start_new_session=True))
 
 
 def main() -> None:
@@ -47,7 +42,7 @@ def main() -> None:
             children = parent.children(recursive=True) or children
         gone = bool(select.select([sys.stdin], [], [], EVERY)[0])
     for child in children:
-        with suppress(psutil.NoSuchProcess):  # psutil knows a number that was given out again
+        with suppress(psutil.NoSuchProcess):  # psutil notices a number that was given out again
             if child.pid != os.getpid():
                 child.kill()
 

@@ -1,11 +1,13 @@
-"""Checkpoints of an RL run: what a killed run needs to go on as if nothing had happened.
+"""Checkpoints of a run: what a killed run needs to continue as if nothing had happened.
 
-    RUN/state.json                              batches done; replaced last and at once, it makes a checkpoint count
-    RUN/checkpoints/<batches>/<roles>/engine    DeepSpeed's: adapter and optimizer, a shard a rank
-    RUN/checkpoints/<batches>/<roles>/adapter   the adapter as PEFT and vLLM load it
+    RUN/state.json                              batches done; written last and at once: it makes
+                                                the checkpoint count
+    RUN/checkpoints/<batches>/<roles>/engine    DeepSpeed's: adapter and optimizer, a shard per rank
+    RUN/checkpoints/<batches>/<roles>/adapter   the adapter, as PEFT and vLLM load it
 
-No state of any random generator is among it, because none outlives a batch: every draw, a token's or a shuffle's, is
-seeded by its place in the run (rollout.seed_of), and a batch's number says what the data cursor is.
+No random generator's state is stored, because none outlives a batch: every draw, of a token or of a
+shuffle, is seeded by its place in the run (rollout.seed_of), and the number of batches done tells
+which tasks come next.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,20 +27,27 @@ from jhima.run_directory import write_whole
 
 @dataclass
 class Learner:
-    """One set of weights: its policy, the roles that it plays, and its engine (None where it is never updated)."""
+    """One set of weights, and the roles that it plays."""
 
     policy: Policy
     roles: tuple[str, ...]
-    engine: object | None
+    engine: object | None  # DeepSpeed's; None where the weights are never updated
 
     @property
     def name(self) -> str:
         return "-".join(self.roles)
 
 
+def trained(learners: list[Learner]) -> list[Learner]:
+    return [learner for learner in learners if learner.engine is not None]
+
+
 def batches_done(out: Path) -> int:
-    """How many batches the run in `out` has finished. Raises ValueError where this process group cannot go on with it:
-    each rank's share of the optimizer lies in a file of its own."""
+    """How many batches the run in `out` has finished.
+
+    Raises ValueError where this number of processes cannot continue it: each rank's share of the
+    optimizer is a file of its own.
+    """
     path = out / "state.json"
     if not path.exists():
         return 0
@@ -48,48 +58,58 @@ def batches_done(out: Path) -> int:
         raise ValueError(f"{path}: not the state of a run of this version ({error!r})") from None
     if processes != int(os.environ.get("WORLD_SIZE", "1")):
         raise ValueError(
-            f"{out} holds a run on {processes} processes; go on with as many, or give another --out"
+            f"{out} holds a run on {processes} processes; "
+            "continue it with as many, or give another --out"
         )
     return done
 
 
 def save_resumable(out: Path, learners: list[Learner], done: int, keep: int) -> None:
-    """Adapters and optimizers after `done` batches; of older checkpoints the last `keep` - 1 stay."""
-    place = out / "checkpoints" / f"{done:06d}"
+    """Adapters and optimizers after `done` batches; keeps the last `keep` checkpoints."""
+    folder = out / "checkpoints" / f"{done:06d}"
     for learner in trained(learners):
         learner.engine.save_checkpoint(
-            place / learner.name, tag="engine", exclude_frozen_parameters=True
+            folder / learner.name, tag="engine", exclude_frozen_parameters=True
         )
         if dist.get_rank() == 0:
-            save_policy(learner.policy, place / learner.name / "adapter")
-    dist.barrier()  # every rank's shard is on disk before the checkpoint counts
+            save_policy(learner.policy, folder / learner.name / "adapter")
+    state = {"batches": done, "processes": dist.get_world_size()}
+    commit(out / "state.json", json.dumps(state), sorted(folder.parent.iterdir())[:-keep])
+
+
+def commit(path: Path, content: str, old: Iterable[Path]) -> None:
+    """Makes a checkpoint count: writes `path`, which names it, and deletes `old` checkpoints."""
+    dist.barrier()  # every rank's shard is on disk
     if dist.get_rank() == 0:
-        write_whole(
-            out / "state.json", json.dumps({"batches": done, "processes": dist.get_world_size()})
-        )
-        for old in sorted((out / "checkpoints").iterdir())[:-keep]:
-            shutil.rmtree(old)
+        write_whole(path, content)
+        for folder in old:
+            shutil.rmtree(folder)
     dist.barrier()
 
 
 def load_resumable(out: Path, learners: list[Learner], done: int) -> None:
-    """Loads the checkpoint after `done` batches. Lines of metrics of a batch that did not get as far as its checkpoint
-    are dropped: it is updated again, from the episodes that it left."""
-    for learner in trained(learners) if done else []:
-        learner.engine.load_checkpoint(
-            out / "checkpoints" / f"{done:06d}" / learner.name,
-            tag="engine",
-            load_module_strict=False,
-        )
-    metrics = out / "metrics.jsonl"
-    if dist.get_rank() == 0 and metrics.exists():
-        lines = [
-            line
-            for line in metrics.read_text("utf-8").splitlines(keepends=True)
-            if line.endswith("\n")
-        ]
-        write_whole(metrics, "".join(line for line in lines if json.loads(line)["batch"] < done))
+    """Loads the checkpoint after `done` batches.
+
+    A batch that was interrupted before its checkpoint is updated again from the episodes that it
+    left, so its lines of metrics are dropped.
+    """
+    if done:
+        folder = out / "checkpoints" / f"{done:06d}"
+        for learner in trained(learners):
+            learner.engine.load_checkpoint(
+                folder / learner.name, tag="engine", load_module_strict=False
+            )
+    if dist.get_rank() == 0:
+        drop_metrics(out / "metrics.jsonl", "batch", done)
 
 
-def trained(learners: list[Learner]) -> list[Learner]:
-    return [learner for learner in learners if learner.engine is not None]
+def drop_metrics(path: Path, unit: str, done: int) -> None:
+    """Drops the lines of steps or batches (`unit`) that are about to be run again."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text("utf-8").splitlines(keepends=True):
+        whole = line.endswith("\n")  # a kill may have cut the last line short
+        if whole and json.loads(line)[unit] < done:
+            kept.append(line)
+    write_whole(path, "".join(kept))

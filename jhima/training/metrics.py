@@ -1,8 +1,10 @@
-"""What an RL run logs: one JSON line an optimisation step in RUN/metrics.jsonl. docs/metrics.md has the glossary."""
+"""What an RL run logs: one JSON line per optimisation step in RUN/metrics.jsonl.
+
+docs/metrics.md has the glossary.
+"""
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -14,89 +16,104 @@ import torch.distributed as dist
 from torch import Tensor
 
 from jhima import grpo
-from jhima.episodes import Group
+from jhima.episodes import Episode, Group
 from jhima.policy import Sample
 from jhima.training.deepspeed_engine import all_sum
 
-KINDS = ("browser", "site", "login", "judge", "deadline")
+KINDS = ("browser", "site", "login", "judge", "deadline")  # of failures
 
 
 def rollout_metrics(groups: list[Group], asked: int, plan_tokens: int, action_tokens: int) -> dict:
-    """What a batch's episodes say, read from disk alone: a resumed run logs what an uninterrupted one does.
+    """Metrics of a batch's episodes, from disk alone: a resumed run logs the same ones.
 
-    asked: tasks in the batch; of those whose start page never opened there is no group.
+    asked: tasks in the batch; a task whose start page never opened has no group. plan_tokens and
+    action_tokens: the token budgets. What has no value, such as the mean of nothing, is left out.
     """
     if not groups:
         return {"tasks": 0, "tasks_lost": asked}
-    R = torch.stack([g.rewards() for g in groups])  # [B, K, M]
-    S = grpo.plan_scores(R)  # [B, K]
-    episodes = [e for g in groups for row in g.episodes for e in row]
+    episodes, plans, steps = [], [], []
+    failures: Counter[str] = Counter()
+    for group in groups:
+        plans += [plan for plan in group.plans if plan.ids]
+        failures.update(group.failures)
+        for row in group.episodes:
+            episodes += row
+    for episode in episodes:
+        steps += episode.steps
+        failures.update(episode.failures)
+    plans += [s.plan for s in steps if s.plan]
     played = [e for e in episodes if e.reward is not None]
-    steps = [s for e in episodes for s in e.steps]
-    plans = [p for g in groups for p in g.plans if p.ids] + [s.plan for s in steps if s.plan]
-    failed = Counter(kind for g in groups for kind in g.failures) + Counter(
-        kind for e in episodes for kind in e.failures
-    )
-    best, worst = S.nan_to_num(-1.0).amax(-1), S.nan_to_num(2.0).amin(-1)  # [B]
-    known = ~S.isnan().all(-1)  # [B]
     progress = torch.stack([g.progress() for g in groups])  # [B, K, M]
-    row = {
+    metrics = {
         "tasks": len(groups),
         "tasks_lost": asked - len(groups),
         "episodes": len(episodes),
         "episodes_lost": len(episodes) - len(played),
-        "reward": number(R.nanmean()),
-        "plan_best": mean(best[known]),
-        "plan_worst": mean(worst[known]),
-        "plan_spread": mean((best - worst)[known]),
-        "actor/all_0": share(R == 0, ~R.isnan()),
-        "actor/all_1": share(R == 1, ~R.isnan()),
-        "decomposer/all_0": share(S == 0, ~S.isnan()),
-        "decomposer/all_1": share(S == 1, ~S.isnan()),
-        "decomposer/no_signal": mean((grpo.decomposer_advantages(S).abs().amax(-1) == 0).float()),
-        "steps": ratio(sum(len(e.steps) for e in played), len(played)),
-        "unfinished": ratio(
-            sum(
-                not any(a.kind in ("answer", "stop") for a in e.steps[-1].turn.actions)
-                for e in played
-            ),
-            len(played),
-        ),
-        "actor/length": ratio(sum(len(s.ids) for s in steps), len(steps)),
-        "actor/at_budget": ratio(sum(len(s.ids) >= action_tokens for s in steps), len(steps)),
-        "decomposer/length": ratio(sum(len(p.ids) for p in plans), len(plans)),
-        "decomposer/at_budget": ratio(sum(len(p.ids) >= plan_tokens for p in plans), len(plans)),
-        "parse_failures": ratio(sum(s.turn.error is not None for s in steps), len(steps)),
-        "no_effect": ratio(sum(bool(s.note) for s in steps), len(steps)),
+        **_signal(torch.stack([g.rewards() for g in groups])),
+        "steps": average([len(e.steps) for e in played]),
+        "unfinished": average([not _finished(e) for e in played]),
+        "actor/length": average([len(s.ids) for s in steps]),
+        "actor/at_budget": average([len(s.ids) >= action_tokens for s in steps]),
+        "decomposer/length": average([len(p.ids) for p in plans]),
+        "decomposer/at_budget": average([len(p.ids) >= plan_tokens for p in plans]),
+        "parse_failures": average([s.turn.error is not None for s in steps]),
+        "no_effect": average([bool(s.note) for s in steps]),
         "retries": sum(e.retries for e in episodes),
-        **{f"failures/{kind}": failed[kind] for kind in KINDS},
-        "milestones": number(progress.nanmean()),
-        "seconds/episode": ratio(sum(e.seconds for e in played), len(played)),
-        "seconds/replies": ratio(sum(e.thinking for e in played), len(played)),
+        **{f"failures/{kind}": failures[kind] for kind in KINDS},
+        "milestones": known(progress.nanmean()),
+        "seconds/episode": average([e.seconds for e in played]),
+        "seconds/replies": average([e.thinking for e in played]),
     }
-    return {name: value for name, value in row.items() if value is not None}  # None: of nothing
+    return {name: value for name, value in metrics.items() if value is not None}
 
 
-def share(flags: Tensor, known: Tensor) -> float:
-    """Share of the last dimension's groups, among those with anything known, in which every known entry is flagged."""
-    some = known.any(-1)
-    return mean((flags | ~known).all(-1)[some].float())
+def _signal(R: Tensor) -> dict[str, float | None]:
+    """How much the rewards R [B, K, M] can teach each role."""
+    S = grpo.plan_scores(R)  # [B, K]
+    scored = ~S.isnan().all(-1)  # [B] any plan of the task
+    best, worst = S.nan_to_num(-1.0).amax(-1)[scored], S.nan_to_num(2.0).amin(-1)[scored]
+    no_signal = grpo.decomposer_advantages(S).abs().amax(-1) == 0  # [B]
+    return {
+        "reward": known(R.nanmean()),
+        "plan_best": known(best.mean()),
+        "plan_worst": known(worst.mean()),
+        "plan_spread": known((best - worst).mean()),
+        "actor/all_0": share(R, 0),
+        "actor/all_1": share(R, 1),
+        "decomposer/all_0": share(S, 0),
+        "decomposer/all_1": share(S, 1),
+        "decomposer/no_signal": known(no_signal.float().mean()),
+    }
 
 
-def mean(x: Tensor) -> float | None:
-    return float(x.mean()) if x.numel() else None
+def share(x: Tensor, value: int) -> float | None:
+    """The share of groups (the last dimension of x) in which every known entry is `value`.
+
+    Among the groups with any known entry; unknown ones are NaN.
+    """
+    unknown = x.isnan()
+    uniform = ((x == value) | unknown).all(-1)
+    return known(uniform[~unknown.all(-1)].float().mean())
 
 
-def number(x: Tensor) -> float | None:
+def known(x: Tensor) -> float | None:
+    """A scalar tensor as a number; None for NaN, as the mean of nothing is."""
     return None if x.isnan() else float(x)
 
 
-def ratio(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0
+def average(values: list[float]) -> float:
+    return sum(values) / max(1, len(values))
+
+
+def _finished(episode: Episode) -> bool:
+    return any(action.kind in ("answer", "stop") for action in episode.steps[-1].turn.actions)
 
 
 class TokenSums:
-    """What one role's tokens say in one optimisation step: sums on the device, so that no micro-batch waits for them."""
+    """What one role's tokens say in one optimisation step.
+
+    The sums stay on the device, so that no micro-batch waits for them.
+    """
 
     NAMES = ("loss", "tokens", "clip_low", "clip_high", "approx_kl", "entropy", "sampler_gap")
 
@@ -108,82 +125,73 @@ class TokenSums:
         self,
         part: list[Sample],
         logp: Tensor,
-        old: Tensor,
+        logp_old: Tensor,
         entropy: Tensor,
         loss: Tensor,
         eps: float,
         eps_high: float | None,
     ) -> None:
-        """logp, old, entropy [n]: of the samples' tokens; loss: of the micro-batch."""
-        advantage = torch.tensor(
-            [s.advantage for s in part for _ in s.response_ids], device=logp.device
-        )  # [n]
-        sampled = torch.tensor([p for s in part for p in s.logps], device=logp.device)  # [n]
-        r, gap = grpo.token_ratio(logp, old), (old - sampled).abs()
-        low = (r < 1 - eps) & (advantage < 0)  # the only tokens whose gradient
-        high = (r > 1 + (eps_high or eps)) & (advantage > 0)  # clipping removes
-        self.sums += torch.stack(
-            [
-                torch.as_tensor(x, dtype=torch.float64, device=logp.device)
-                for x in (
-                    loss,
-                    logp.numel(),
-                    low.sum(),
-                    high.sum(),
-                    grpo.k3(logp, old).sum(),
-                    entropy.sum(),
-                    gap.sum(),
-                )
-            ]
-        )
+        """Adds a micro-batch: its loss, and logp, logp_old and entropy [n] of its tokens."""
+        advantages, sampler_logps = [], []
+        for sample in part:
+            advantages += [sample.advantage] * len(sample.response_ids)
+            sampler_logps += sample.logps
+        A = torch.tensor(advantages, device=logp.device)  # [n]
+        gap = (logp_old - torch.tensor(sampler_logps, device=logp.device)).abs()  # [n]
+        r = grpo.token_ratio(logp, logp_old)  # [n]
+        # The only tokens whose gradient clipping removes:
+        low = (r < 1 - eps) & (A < 0)
+        high = (r > 1 + (eps_high or eps)) & (A > 0)
+        kl = grpo.k3(logp, logp_old).sum()
+        sums = (loss, logp.numel(), low.sum(), high.sum(), kl, entropy.sum(), gap.sum())
+        for i, value in enumerate(sums):
+            self.sums[i] += value
         self.gap_max = torch.maximum(self.gap_max, gap.max())
 
     def over_ranks(self) -> dict[str, float]:
-        """The step's metrics over all ranks: loss as it is, tokens a count, the others means over tokens."""
+        """The step's metrics over all ranks: loss, number of tokens, and means per token."""
         total = dict(zip(self.NAMES, all_sum(*self.sums.tolist())))
         n = max(1.0, total["tokens"])
-        means = {name: total[name] / n for name in self.NAMES[2:]}
         return {
             "loss": total["loss"],
             "tokens": int(total["tokens"]),
-            **means,
+            **{name: total[name] / n for name in self.NAMES[2:]},
             "sampler_gap_max": all_sum(float(self.gap_max), op=dist.ReduceOp.MAX)[0],
         }
 
 
 def memory() -> dict[str, float]:
     """GiB: this process's resident memory, and the GPU's peak since the last call."""
-    now = {"memory/host": psutil.Process().memory_info().rss / 2**30}
+    gib = {"memory/host": psutil.Process().memory_info().rss / 2**30}
     if torch.cuda.is_available():
-        now["memory/gpu_peak"] = torch.cuda.max_memory_allocated() / 2**30
+        gib["memory/gpu_peak"] = torch.cuda.max_memory_allocated() / 2**30
         torch.cuda.reset_peak_memory_stats()
-    return now
+    return gib
 
 
 # ---- where the lines go ----
 
+Track = Callable[[int, dict], None]  # track(step, metrics)
 
-def write(out: Path, rows: list[dict], track: Callable[[int, dict], None]) -> None:
+
+def write(out: Path, rows: list[dict], track: Track) -> None:
     with (out / "metrics.jsonl").open("a", encoding="utf-8") as metrics:
         metrics.writelines(json.dumps(row) + "\n" for row in rows)
     for row in rows:
         track(row["step"], row)
 
 
-def tracker(name: str | None, args: argparse.Namespace) -> Callable[[int, dict], None]:
-    """track(step, metrics) for TensorBoard or Weights & Biases; the package is imported only when asked for.
+def tracker(name: str | None, args) -> Track:
+    """Sends metrics to TensorBoard or Weights & Biases too; imports the package only when asked to.
 
-    Raises ValueError where it is not installed. A resumed run goes on in the same curve.
+    args: the run's options, of which `out` names the run. A resumed run continues the same curve.
+    Raises ValueError where the package is not installed.
     """
     try:
         if name == "tensorboard":
             from torch.utils.tensorboard import SummaryWriter
 
-            board = SummaryWriter(str(args.out / "tensorboard"))
-            return lambda step, row: (
-                [board.add_scalar(k, v, step) for k, v in row.items()],
-                board.flush(),
-            )
+            return _tensorboard(SummaryWriter(str(args.out / "tensorboard")))
         if name == "wandb":
             import wandb
 
@@ -192,7 +200,7 @@ def tracker(name: str | None, args: argparse.Namespace) -> Callable[[int, dict],
                 id=args.out.name,
                 resume="allow",
                 dir=args.out,
-                config={k: str(v) for k, v in vars(args).items()},
+                config={option: str(value) for option, value in vars(args).items()},
             )
             return lambda step, row: run.log(row, step=step)
     except ImportError as error:
@@ -200,3 +208,12 @@ def tracker(name: str | None, args: argparse.Namespace) -> Callable[[int, dict],
             f"--track {name}: {error.name} is not installed; pip install {name}"
         ) from None
     return lambda step, row: None
+
+
+def _tensorboard(board) -> Track:
+    def track(step: int, row: dict) -> None:
+        for name, value in row.items():
+            board.add_scalar(name, value, step)
+        board.flush()
+
+    return track

@@ -1,4 +1,7 @@
-"""Packing against transformers' own forward: positions, log-probs, gradients, and nothing seen across samples."""
+"""Packing against transformers' own forward: positions, log-probs, gradients.
+
+No sample sees another.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,13 @@ import pytest
 import torch
 from samples import screenshot
 
+from jhima.models.positions import mrope_positions
 from jhima.models.vision import decode, patchify
 from jhima.policy import load_policy
 from jhima.training.packing import (
     Example,
     PackedPolicy,
     Picture,
-    mrope_positions,
     pack,
     packed_attention,
 )
@@ -48,7 +51,7 @@ def examples(policy, count: int = 6) -> list[Example]:
 
 
 def stock(policy, example: Example) -> torch.Tensor:
-    """log-probs of an example's learned tokens by Qwen2_5_VLForConditionalGeneration.forward, unpacked."""
+    """log-probs of an example's learned tokens by transformers' own forward, unpacked."""
     ids = pack([example], policy.image_pad).ids[None]
     learned = torch.tensor(
         [keep for i, keep in zip(example.ids, example.learn) if i != policy.image_pad]
@@ -94,7 +97,7 @@ def test_packed_equals_unpacked(checkpoint, tune_vision, checkpointing):
         again = torch.autograd.grad(found.mean(), [p for _, p in trained], allow_unused=True)
         for (name, _), a, b in zip(trained, again, gradients):
             assert (a - b).abs().max() < 1e-5 * max(1, b.abs().max()), name
-    assert bool(packed._cache) != tune_vision
+    assert bool(packed.feature_cache) != tune_vision
 
 
 @pytest.mark.parametrize(
@@ -110,7 +113,10 @@ def test_packed_equals_unpacked(checkpoint, tune_vision, checkpointing):
     ],
 )
 def test_attention_equals_the_formula(device, dtype, tolerance):
-    """Both kernels, and their gradients, against softmax(q k' / sqrt(d) + mask) v written out, with 6 heads on 2 of k and v."""
+    """Both kernels and their gradients against softmax(q k' / sqrt(d) + mask) v written out.
+
+    6 heads of queries share 2 of keys and values.
+    """
     rng, lengths, d = torch.Generator().manual_seed(0), [30, 1, 47], 64
     shapes = [(1, 6, 78, d), (1, 2, 78, d), (1, 2, 78, d)]
     weight = torch.randn(1, 78, 6, d, generator=rng)

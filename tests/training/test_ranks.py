@@ -196,7 +196,7 @@ def test_a_host_without_the_shared_folder_is_told(checkpoint, tasks, tmp_path, m
 def test_what_a_killed_process_left_is_killed():
     """vLLM's engine would keep its GPU memory. The test's process is another one that does not care for its parent."""
     code = (
-        "import subprocess, sys, time; from jhima import reaper; print(subprocess.Popen(['sleep', '300']).pid, flush=True); "
+        "import subprocess, sys, time; from jhima.serving import reaper; print(subprocess.Popen(['sleep', '300']).pid, flush=True); "
         "reaper.start(); time.sleep(300)"
     )
     process = subprocess.Popen(
