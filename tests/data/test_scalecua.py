@@ -1,4 +1,4 @@
-"""ScaleCUA's format and what real data gets wrong: each documented irregularity, counted, and what is left of it."""
+"""ScaleCUA's format and what real data gets wrong: each documented irregularity is counted."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_every_irregularity_is_counted_by_its_reason(meta, policy):
 
 
 def test_labels_cover_the_replies_and_nothing_else(meta, policy):
-    """Against ChatML written by hand: what is learned is each assistant's text and the end of its turn."""
+    """Against ChatML written by hand: learned is each assistant's text and the end of its turn."""
     samples = Supervision(policy, read_meta(meta), None, "actor")
     decode = policy.tokenizer.decode
     image = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -234,10 +234,9 @@ def test_labels_cover_the_replies_and_nothing_else(meta, policy):
 def test_coordinates_by_hand(reply, width, height, expected):
     think = "<think>\n1.0 of x=1, at [0.5, 0.5]\n</think>\n"
     w, h = smart_resize(width, height)
-    assert (
-        to_pixels(f"{think}<action>\n{reply}\n</action>", width, height)
-        == f"<think>\n1.0 of x=1, at [{round(w / 2)}, {round(h / 2)}]\n</think>\n<action>\n{expected}\n</action>"
-    )
+    pixels = to_pixels(f"{think}<action>\n{reply}\n</action>", width, height)
+    thought = f"1.0 of x=1, at [{round(w / 2)}, {round(h / 2)}]"
+    assert pixels == f"<think>\n{thought}\n</think>\n<action>\n{expected}\n</action>"
 
 
 @pytest.mark.parametrize(
@@ -245,7 +244,8 @@ def test_coordinates_by_hand(reply, width, height, expected):
     [
         (
             "<ref>A</ref><box>[[0, 500, 1000, 1000], [1, 2, 3, 4]]</box>",
-            '```json\n[\n{"bbox_2d": [0, 140, 560, 280], "label": "A"},\n{"bbox_2d": [1, 1, 2, 1], "label": "A"}\n]\n```',
+            '```json\n[\n{"bbox_2d": [0, 140, 560, 280], "label": "A"},\n'
+            '{"bbox_2d": [1, 1, 2, 1], "label": "A"}\n]\n```',
         ),
         (
             "<ref>A</ref> <point>[500, 500]</point>",
@@ -422,7 +422,7 @@ def test_held_back_trajectories_are_never_trained_on(tmp_path, policy):
             Supervision(policy, read_meta(path), plans, role, 0.3, part)
             for part in ("train", "held back")
         )
-        places = [{s._line[i] // 3 for i in range(len(s))} for s in (train, held)]
+        places = [{s.line[i] // 3 for i in range(len(s))} for s in (train, held)]
         assert (
             not places[0] & places[1]
             and places[0] | places[1] == set(range(9))
