@@ -23,7 +23,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from jhima.browser.chromium import Browsers
-from jhima.browser.session import Session
+from jhima.browser.tabs import Tabs
 from jhima.environment import Environment, load_tasks
 from jhima.pocket.arena import PocketArena
 from jhima.pocket.play.oracle import oracle
@@ -34,7 +34,7 @@ from jhima.rollout import episode
 def sleeping(seconds: float):
     """A settle that only sleeps, as harnesses with fixed waits do."""
 
-    async def settle(_session: Session, acted: bool = True) -> int:
+    async def settle(_tabs: Tabs, acted: bool = True) -> int:
         if acted:
             await asyncio.sleep(seconds)
         return 200
@@ -92,7 +92,7 @@ async def screenshots(count: int = 30) -> dict[str, dict[str, object]]:
                 import base64
 
                 return base64.b64decode(
-                    (await session._command("Page.captureScreenshot", **options))["data"]
+                    (await session.tabs.command("Page.captureScreenshot", **options))["data"]
                 )
 
             ways = {
@@ -133,9 +133,9 @@ def main() -> None:
     )
     args = parser.parse_args()
     result: dict[str, object] = {"screenshots": asyncio.run(screenshots())}
-    by_event = Session.settle
+    by_event = Tabs.settle
     for name, settle in (("by event", by_event), ("1 s", sleeping(1.0)), ("3 s", sleeping(3.0))):
-        Session.settle = settle
+        Tabs.settle = settle
         result[name] = asyncio.run(play(args.episodes, args.latency, name))
     out = Path("runs/benchmarks")
     out.mkdir(parents=True, exist_ok=True)

@@ -203,7 +203,7 @@ def test_every_dialect_hits_the_24_pixel_target_it_means_up_to_its_edges(play, v
 
     async def scenario(session):
         for action in actions:
-            await session._act(action)  # without settling, which is not what is tested
+            await session.act(action)  # without settling, which is not what is tested
         assert await session.page.evaluate("hits") == wanted
 
     play(scenario, "/wall", viewport)

@@ -155,7 +155,7 @@ def lease(site):
 @pytest.fixture(scope="module")
 def browsers(loop):
     """Deadlines short enough for tests of failures, long enough for a busy machine."""
-    browsers = Browsers(operation=6.0, navigation=2.0, cap=1.0)
+    browsers = Browsers(operation=6.0, navigation=2.0, quiet=1.0)
     loop.run_until_complete(browsers.__aenter__())
     yield browsers
     loop.run_until_complete(browsers.__aexit__())
