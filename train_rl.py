@@ -532,16 +532,14 @@ def update(
     old_logps: list[Tensor] = []
     rows = []
     for number in range(args.passes):
-        sums = {role: metrics.TokenSums(policy.device) for role in samples}
+        sums = {role: metrics.TokenSums(policy.device, args.eps, args.eps_high) for role in samples}
         for n, (role, part) in enumerate(parts):
             logp, entropy = engine(part, args.temperature, True)  # [tokens], [tokens]
             if number == 0:
                 old_logps.append(logp.detach())
             loss = objective(policy, part, logp, old_logps[n], Z[role], args)
             deepspeed_engine.backward(engine, loss)
-            sums[role].add(
-                part, logp.detach(), old_logps[n], entropy, loss.detach(), args.eps, args.eps_high
-            )
+            sums[role].add(part, logp.detach(), old_logps[n], entropy, loss.detach())
         if not parts:  # every rank joins the collective
             deepspeed_engine.backward(engine, deepspeed_engine.nothing(policy))
         grad_norm = deepspeed_engine.step(engine, args.lr)

@@ -32,6 +32,7 @@ from typing import Literal
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
@@ -41,7 +42,7 @@ from jhima.policy import Policy, check_checkpoint, default_dtype, load_policy, s
 from jhima.run_directory import same_run, write_whole
 from jhima.training import deepspeed_engine as ds
 from jhima.training.checkpoints import commit, drop_metrics
-from jhima.training.packing import Pack, PackedPolicy
+from jhima.training.packing import PackedPolicy
 from jhima.training.sft_dataset import Batch, Batches, Supervision, make_batch
 from jhima.training.watchdog import everywhere, leave
 
@@ -275,11 +276,10 @@ def train_step(engine, packed: PackedPolicy, batch: Batch, lr: float) -> dict:
     if not tokens:  # every sample is broken
         return row | {"loss": 0.0, "accuracy": 0.0, "grad_norm": 0.0}
     loss_sum = right = 0.0
-    for pack, weight, calls in equal_packs(packed, batch):
-        logp, hit = engine(pack, calls)  # [targets] each
-        loss = -logp.sum() * weight / tokens
+    for pack_loss, hits in losses(engine, packed, batch):
+        loss = pack_loss / tokens
         loss_sum += loss.item()
-        right += hit.sum().item() * weight
+        right += hits
         ds.backward(engine, loss)
     grad_norm = ds.step(engine, lr)
     loss_sum, right = ds.all_sum(loss_sum, right)
@@ -293,10 +293,9 @@ def evaluate(run: Run) -> dict:
     loss = right = tokens = 0.0
     for batch in loader(run, run.held_back, replace(run.order, count=shown, epochs=1, start=0)):
         tokens += batch.tokens
-        for pack, weight, calls in equal_packs(run.packed, batch):
-            logp, hit = run.engine(pack, calls)
-            loss -= logp.sum().item() * weight
-            right += hit.sum().item() * weight
+        for pack_loss, hits in losses(run.engine, run.packed, batch):
+            loss += pack_loss.item()
+            right += hits
     loss, right, tokens = ds.all_sum(loss, right, tokens)
     return {
         "eval_loss": loss / max(tokens, 1),
@@ -305,19 +304,20 @@ def evaluate(run: Run) -> dict:
     }
 
 
-def equal_packs(packed: PackedPolicy, batch: Batch) -> Iterator[tuple[Pack, float, int]]:
-    """(pack, weight, tower calls) of this rank, as many as on the rank that has the most.
+def losses(engine, packed: PackedPolicy, batch: Batch) -> Iterator[tuple[Tensor, float]]:
+    """Of each pack: -sum log pi of its targets, and how many of them were the likeliest token.
 
-    ZeRO-3 demands that every rank runs the same number of packs: a rank with fewer repeats a blank
-    one at weight 0.
+    ZeRO-3 demands that every rank runs the same number of packs: a rank that has fewer than others
+    repeats a blank one at weight 0.
     """
     pictures = max((len(pack.pictures) for pack in batch.packs), default=0)
     count, calls = map(int, ds.all_sum(len(batch.packs), pictures, op=dist.ReduceOp.MAX))
     calls = max(calls, 1) if packed.tune_vision else 0
-    for pack in batch.packs:
-        yield pack, 1.0, calls
-    for _ in range(count - len(batch.packs)):
-        yield packed.blank, 0.0, calls
+    for number in range(count):
+        real = number < len(batch.packs)
+        pack = batch.packs[number] if real else packed.blank
+        logp, hit = engine(pack, calls)  # [targets] each
+        yield -logp.sum() * float(real), hit.sum().item() * float(real)
 
 
 def schedule(number: int, steps: int, warmup: float) -> float:

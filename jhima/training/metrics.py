@@ -117,32 +117,23 @@ class TokenSums:
 
     NAMES = ("loss", "tokens", "clip_low", "clip_high", "approx_kl", "entropy", "sampler_gap")
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, eps: float, eps_high: float | None) -> None:
+        self.low, self.high = 1 - eps, 1 + (eps_high or eps)  # clipping, as in grpo.policy_loss
         self.sums = torch.zeros(len(self.NAMES), dtype=torch.float64, device=device)
         self.gap_max = torch.zeros((), device=device)
 
-    def add(
-        self,
-        part: list[Sample],
-        logp: Tensor,
-        logp_old: Tensor,
-        entropy: Tensor,
-        loss: Tensor,
-        eps: float,
-        eps_high: float | None,
-    ) -> None:
-        """Adds a micro-batch: its loss, and logp, logp_old and entropy [n] of its tokens."""
+    def add(self, part: list[Sample], logp: Tensor, old: Tensor, entropy: Tensor, loss: Tensor):
+        """Adds a micro-batch: its loss, and of its tokens logp, old logp and entropy [n]."""
         advantages, sampler_logps = [], []
         for sample in part:
             advantages += [sample.advantage] * len(sample.response_ids)
             sampler_logps += sample.logps
         A = torch.tensor(advantages, device=logp.device)  # [n]
-        gap = (logp_old - torch.tensor(sampler_logps, device=logp.device)).abs()  # [n]
-        r = grpo.token_ratio(logp, logp_old)  # [n]
+        gap = (old - torch.tensor(sampler_logps, device=logp.device)).abs()  # [n]
+        r = grpo.token_ratio(logp, old)  # [n]
         # The only tokens whose gradient clipping removes:
-        low = (r < 1 - eps) & (A < 0)
-        high = (r > 1 + (eps_high or eps)) & (A > 0)
-        kl = grpo.k3(logp, logp_old).sum()
+        low, high = (r < self.low) & (A < 0), (r > self.high) & (A > 0)
+        kl = grpo.k3(logp, old).sum()
         sums = (loss, logp.numel(), low.sum(), high.sum(), kl, entropy.sum(), gap.sum())
         for i, value in enumerate(sums):
             self.sums[i] += value

@@ -14,6 +14,7 @@ import selectors
 import socket
 import sys
 import threading
+from contextlib import suppress
 
 import torch.distributed as dist
 
@@ -35,7 +36,9 @@ def watch() -> None:
         return
     server, port, secret = None, 0, b""
     if rank == 0:
-        server = _listen()
+        dual = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if dual else socket.AF_INET
+        server = socket.create_server(("", 0), family=family, dualstack_ipv6=dual)
         port, secret = server.getsockname()[1], secrets.token_bytes(32)
     name = f"rank {rank} (process {os.getpid()} on {socket.gethostname()})"
     hellos = everywhere((name, port, secret))
@@ -68,12 +71,6 @@ def leave() -> None:
     dist.destroy_process_group()
 
 
-def _listen() -> socket.socket:
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", 0))
-
-
 def _accept(server: socket.socket, secret: bytes, world: int) -> dict[int, socket.socket]:
     """The other ranks' connections, by rank. One that does not send the secret is closed."""
     connections: dict[int, socket.socket] = {}
@@ -82,10 +79,9 @@ def _accept(server: socket.socket, secret: bytes, world: int) -> dict[int, socke
         while len(connections) < world - 1:
             connection, _ = server.accept()
             connection.settimeout(5)
-            try:
+            hello = b""
+            with suppress(OSError):
                 hello = connection.makefile("rb").read(36)
-            except OSError:
-                hello = b""
             if hmac.compare_digest(hello[:32], secret):
                 connections[int.from_bytes(hello[32:], "big")] = connection
             else:
@@ -100,10 +96,8 @@ def _end_with(rank: int, connections: dict[int, socket.socket], names: list[str]
         return
     if rank == 0:
         for connection in connections.values():
-            try:
+            with suppress(OSError):  # the dead rank's own
                 connection.sendall(dead.to_bytes(4, "big"))
-            except OSError:
-                pass  # the dead rank's own
     first_survivor = 1 if dead == 0 else 0
     if os.environ.get("LOCAL_RANK") == "0" or rank == first_survivor:  # one line per host
         print(
@@ -122,10 +116,9 @@ def _first_death(connections: dict[int, socket.socket]) -> int | None:
             selector.register(connection, selectors.EVENT_READ, other)
         while selector.get_map():
             for key, _ in selector.select():
-                try:
+                message = b""
+                with suppress(OSError):  # reset, or no answer to keepalive probes
                     message = key.fileobj.recv(4)
-                except OSError:  # reset, or no answer to keepalive probes
-                    message = b""
                 selector.unregister(key.fileobj)
                 if not message:
                     return key.data
