@@ -146,7 +146,8 @@ def test_a_batch_is_made_from_its_number_and_scored_as_the_policy_scores_it(page
 
 
 def test_a_shuffled_page_says_where_its_rows_are(pages):
-    """Every row and element has moved with its pixels; rows of both pages are there, and only their order is new."""
+    """Every row and element has moved with its pixels, and rows of both pages are there: only
+    their order is new."""
     rng, mixed, whole = random.Random(4), 0, [page for page in pages if page.bands()[0]]
     for one, other in zip(whole, whole[1:]):
         page, order = shuffled((one, other), rng)
@@ -189,7 +190,7 @@ def test_positions_of_a_batch_are_the_policys():
 
 
 def test_a_step_learns_whatever_the_shape_and_padding_changes_nothing(pages, checkpoint):
-    """The recorded steps need padded batches: the loss and the weights after a step are those without padding."""
+    """Recorded steps need padded batches: padding changes neither the loss nor the weights."""
     after = []
     for pad in (0, 2):
         policy = load_policy(
@@ -228,7 +229,8 @@ def test_lessons_and_learning_rate():
 def test_an_answer_is_right_with_the_same_actions_inside_the_same_elements(
     pages, checkpoint, monkeypatch
 ):
-    """Whatever the wording of its operation; one pixel beyond the element is wrong, and so is a word more."""
+    """The wording of its operation does not matter. One pixel beyond the element is wrong, and so
+    is one more word."""
     policy, names, rng = (
         load_policy(checkpoint, torch.device("cpu"), torch.float32),
         names_of(pages),
