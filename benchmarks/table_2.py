@@ -29,7 +29,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from jhima.results.figures import INK, plain, read_metrics
+from jhima.results.figures import INK, percent_axis, read_metrics
 from jhima.results.run_reader import read_groups
 from jhima.results.success import compare, compare_markdown, success_table
 from jhima.run_directory import write_whole
@@ -371,7 +371,7 @@ def curves(args: argparse.Namespace, png: Path) -> None:
             label=ROWS[row][0],
         )
         axis.fill_between(points(args), y.min(0), y.max(0), color=colour, alpha=0.13, linewidth=0)
-    plain(axis)
+    percent_axis(axis)
     axis.set_xticks(points(args))
     axis.set_xlabel("rollout batches of RL", fontsize=11, color=INK)
     axis.set_ylabel("success on held-out tasks", fontsize=11, color=INK)

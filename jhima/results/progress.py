@@ -1,4 +1,4 @@
-"""How completed subtasks and success go together (figure 2): AUROC, Kendall's tau, success by completed share."""
+"""How completed subtasks and success go together (figure 2): AUROC, Kendall's tau-b, bins."""
 
 from __future__ import annotations
 
@@ -14,23 +14,19 @@ from jhima.results.run_reader import Array, EpisodeRecord, GroupRecord
 
 RESAMPLES = 1000
 
-
-# Plans have two to five subtasks: finer bins would be empty. A share is in the first bin whose upper end it does not
-# exceed.
-BINS = (
-    ("none", 0.0),
-    ("up to 1/3", 1 / 3),
-    ("up to 2/3", 2 / 3),
-    ("less than all", 1 - 1e-9),
-    ("all", 1.0),
-)
+# Plans have two to five subtasks: finer bins would be empty. A share is in the first bin whose
+# upper end it does not exceed.
+# fmt: off
+BINS = (("none", 0.0), ("up to 1/3", 1 / 3), ("up to 2/3", 2 / 3), ("less than all", 1 - 1e-9),
+        ("all", 1.0))
+# fmt: on
 
 
 @dataclass(frozen=True)
 class Verdicts:
-    """What the judge said about one episode: of each subtask whether it was completed, and its whole reply.
+    """Which subtasks of one episode the judge saw completed, and its whole reply.
 
-    `request` is the hash of model and messages: an episode that was played anew is judged anew.
+    `request` is the hash of model and messages: an episode that is played again is judged again.
     """
 
     episode: str
@@ -45,7 +41,10 @@ def episode_key(e: EpisodeRecord) -> str:
 
 @dataclass(frozen=True)
 class Bin:
-    """Episodes whose completed share lies in one bin; success with its 95 % Wilson interval, None for no episode."""
+    """Episodes whose completed share lies in one bin; their success and its 95 % Wilson interval.
+
+    Without episodes the last three are None.
+    """
 
     label: str
     episodes: int
@@ -56,9 +55,11 @@ class Bin:
 
 @dataclass(frozen=True)
 class Progress:
-    """Figure 2 of one run. auroc and tau are (value, low, high), None where every episode or every share is alike.
+    """Figure 2 of one run.
 
-    share, success: of each judged episode, for the ROC curve. unjudged: scored episodes with a plan and no verdict.
+    unjudged        scored episodes with a plan and without a verdict
+    auroc, tau      (value, low, high); None where all episodes or all shares are alike
+    share, success  of each judged episode, for the ROC curve
     """
 
     episodes: int
@@ -72,37 +73,44 @@ class Progress:
 
 
 def progress(groups: list[GroupRecord], verdicts: dict[str, Verdicts]) -> Progress:
-    rows, unjudged = [], 0
+    rows, unjudged = [], 0  # (completed share, reward, task) of each judged episode
     for group in groups:
         for e in group.episodes:
-            if subtasks := subtasks_of(group, e):
-                found = verdicts.get(episode_key(e))
-                if found is None or len(found.completed) != len(subtasks):
-                    unjudged += 1
-                else:
-                    rows.append(
-                        (sum(found.completed) / len(subtasks), int(e.reward), group.task.id)
-                    )
-    share, success = (
-        np.array([row[0] for row in rows]),
-        np.array([row[1] for row in rows], dtype=int),
-    )
+            subtasks, verdict = subtasks_of(group, e), verdicts.get(episode_key(e))
+            if not subtasks:
+                continue
+            if verdict is None or len(verdict.completed) != len(subtasks):
+                unjudged += 1
+                continue
+            rows.append((sum(verdict.completed) / len(subtasks), int(e.reward), group.task.id))
+    share = np.array([row[0] for row in rows])
+    success = np.array([row[1] for row in rows], dtype=int)
     tasks = np.array([row[2] for row in rows])
     return Progress(
-        len(rows),
-        len(set(tasks)),
-        unjudged,
-        with_interval(auroc, share, success, tasks),
-        with_interval(tau, share, success, tasks),
-        bins(share, success),
-        tuple(share.tolist()),
-        tuple(success.tolist()),
+        episodes=len(rows),
+        tasks=len(set(tasks)),
+        unjudged=unjudged,
+        auroc=with_interval(auroc, share, success, tasks),
+        tau=with_interval(tau, share, success, tasks),
+        bins=bins(share, success),
+        share=tuple(share.tolist()),
+        success=tuple(success.tolist()),
     )
+
+
+def subtasks_of(group: GroupRecord, e: EpisodeRecord) -> list[str]:
+    """The subtasks that a scored episode followed; [] without a reward: nothing to compare with."""
+    return [] if e.reward is None else group.subtasks(e.plan)
 
 
 def auroc(share: Array, success: Array) -> float:
-    """Chance that a success has the higher share of a success and a failure, ties counting half; both [n]."""
-    return float(roc_auc_score(success, share)) if 0 < success.sum() < len(success) else math.nan
+    """Chance that, of a success and a failure, the success has the higher share; ties count half.
+
+    Both [n]. NaN where all episodes succeed or all fail.
+    """
+    if not 0 < success.sum() < len(success):
+        return math.nan
+    return float(roc_auc_score(success, share))
 
 
 def tau(share: Array, success: Array) -> float:
@@ -113,9 +121,10 @@ def tau(share: Array, success: Array) -> float:
 def with_interval(
     statistic: Callable[[Array, Array], float], share: Array, success: Array, tasks: Array
 ) -> tuple[float, float, float] | None:
-    """(value, low, high), the 95 % interval by a bootstrap that draws tasks with all their episodes; all [n].
+    """(value, low, high): the value with its 95 % interval by a bootstrap over tasks.
 
-    Draws in which the statistic does not exist (every episode a failure) are left out. None where the value itself
+    share, success, tasks: [n]. A task is drawn with all of its episodes. Draws in which the
+    statistic does not exist (every episode a failure) are left out. None where the value itself
     does not exist.
     """
     value = statistic(share, success)
@@ -132,14 +141,15 @@ def with_interval(
 
 def bins(share: Array, success: Array) -> tuple[Bin, ...]:
     which = np.searchsorted([upper for _, upper in BINS], share, side="left")  # [n]
-    found = []
+    result = []
     for number, (label, _) in enumerate(BINS):
         inside = success[which == number]
-        bounds = wilson(int(inside.sum()), len(inside)) if len(inside) else (None, None)
-        found.append(
-            Bin(label, len(inside), float(inside.mean()) if len(inside) else None, *bounds)
-        )
-    return tuple(found)
+        if len(inside):
+            interval = wilson(int(inside.sum()), len(inside))
+            result.append(Bin(label, len(inside), float(inside.mean()), *interval))
+        else:
+            result.append(Bin(label, 0, None, None, None))
+    return tuple(result)
 
 
 def wilson(successes: int, trials: int) -> tuple[float, float]:
@@ -150,10 +160,3 @@ def wilson(successes: int, trials: int) -> tuple[float, float]:
     """
     interval = binomtest(successes, trials).proportion_ci(method="wilson")
     return float(interval.low), float(interval.high)
-
-
-def subtasks_of(group: GroupRecord, e: EpisodeRecord) -> list[str]:
-    """The plan that an episode followed; [] where it had none, or was not scored: then there is nothing to compare."""
-    return (
-        group.plans[e.plan].subtasks if e.reward is not None and e.plan < len(group.plans) else []
-    )

@@ -1,4 +1,4 @@
-"""What the report shows of a run, as plain values for its page: texts cut to a length, numbers that JSON has, images.
+"""What the report shows of a run, as values that JSON has: texts cut to a length, numbers, images.
 
 Nothing here is HTML: report.js makes text nodes of the texts, and only `Images` makes addresses.
 """
@@ -10,48 +10,45 @@ import hashlib
 import io
 import json
 import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
 from tqdm import tqdm
 
-from jhima.actions import Action
+from jhima.actions import Action, action_fields
 from jhima.episodes import Step, load_episode
 from jhima.grpo import actor_advantages, decomposer_advantages, plan_scores
 from jhima.results.figures import learning_curve, subgoal_figure
-from jhima.results.run_reader import MALFORMED, EpisodeRecord, GroupRecord, read_args
-from jhima.results.subgoals import Verdicts, episode_key, progress
+from jhima.results.progress import Verdicts, episode_key, progress
+from jhima.results.run_reader import MALFORMED, EpisodeRecord, GroupRecord
 from jhima.results.success import cells, success_table
+from jhima.run_directory import read_args
 
-TEXT = (
-    4_000  # characters of one text kept; replies have a token limit, page URLs and notes have none
-)
-
-
-AS_IS = (
-    64_000  # bytes; a larger screenshot is embedded as JPEG, a fifth of the size and still legible
-)
-
-
+TEXT = 4_000  # characters shown of one text: replies have a token limit, URLs and notes have none
+AS_IS = 64_000  # bytes; a larger screenshot becomes a JPEG, a fifth of the size and still legible
 LONGEST_SIDE = 1280  # pixels
+ABSENT = "The steps of this episode are not in this page; --limit and --batch choose which are."
 
 
+@dataclass
 class Images:
     """Where a page's images are: inside it as data: URIs, or in a folder beside it as files.
 
-    Identical images are stored once: all episodes of a task begin with the same screenshot. `sources` gives the
-    address of each by its key.
+    Identical images are stored once: all episodes of a task begin with the same screenshot.
+    `sources`: key -> address.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self.folder, self.sources = folder, {}
+    folder: Path | None = None
+    sources: dict[str, str] = field(default_factory=dict)
 
-    def add(self, content: bytes, kind: str, key: str = "") -> str:
-        """The key of an image in a format that Pillow calls `kind` ("png" or "jpeg"); by default a hash of `content`."""
-        key = key or _hash(content)
+    def add(self, content: bytes, kind: str, key: str) -> str:
+        """Stores an image of a `kind` that Pillow names, "png" or "jpeg"; returns its key."""
         if self.folder is None:
             self.sources[key] = f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
         else:
@@ -59,8 +56,11 @@ class Images:
             self.sources[key] = f"{self.folder.name}/{key}.{kind}"
         return key
 
+    def figure(self, png: io.BytesIO) -> str:
+        return self.add(png.getvalue(), "png", _hash(png.getvalue()))
+
     def screenshot(self, content: bytes) -> str | None:
-        """The key of a screenshot, made smaller if it is large; None where the bytes are no PNG or JPEG."""
+        """The key of a screenshot, made smaller if it is large; None if it is no PNG or JPEG."""
         key = _hash(content)
         if key in self.sources:
             return key  # before it is made smaller again, which takes 20 ms
@@ -80,6 +80,16 @@ def _hash(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
+@dataclass(frozen=True)
+class Page:
+    """What all views of a page share. chosen: folders of the episodes to show with their steps."""
+
+    chosen: set[Path]
+    verdicts: dict[str, Verdicts]
+    images: Images
+    normalize_std: bool  # how the run computed its advantages
+
+
 def run_view(
     run: Path,
     groups: list[GroupRecord],
@@ -88,22 +98,21 @@ def run_view(
     images: Images,
     figures: bool = True,
 ) -> dict[str, Any]:
-    """A page of `groups`; of the episodes in `chosen` with steps and screenshots. `figures`: of the whole run."""
+    """A page of `groups`, with steps and screenshots for the episodes in `chosen`.
+
+    figures: whether the page has those of the whole run.
+    """
     args, table = read_args(run), success_table(groups)
-    views = [
-        _group_view(group, chosen, verdicts, images, bool(args.get("normalize_std")))
-        for group in tqdm(groups, desc="report", unit="task", disable=None)
-    ]
-    counts = {
-        name: getattr(table.overall, name)
-        for name in ("tasks", "runs", "episodes", "unscored", "not_played")
-    }
+    page = Page(chosen, verdicts, images, bool(args.get("normalize_std")))
+    bar = tqdm(groups, desc="report", unit="task", disable=None)
+    views = [_group_view(group, page) for group in bar]
+    counts = ("tasks", "runs", "episodes", "unscored", "not_played")
     return {
         "run": clip(run.resolve().name),
         "args": [[clip(key), clip(args[key])] for key in args],
         "success": cells(table),
-        "counts": counts,
-        "unreadable": [clip(line) for line in table.unreadable],
+        "counts": {name: getattr(table.overall, name) for name in counts},
+        "unreadable": clips(table.unreadable),
         "curve": _curve(run / "metrics.jsonl", images) if figures else None,
         "subgoals": _subgoals(run, groups, verdicts, images) if figures else None,
         "groups": views,
@@ -112,84 +121,70 @@ def run_view(
 
 
 def in_full(groups: list[GroupRecord], limit: int) -> set[Path]:
-    """Folders of at most `limit` episodes to show in full: whole tasks, spread evenly from the first to the last.
+    """Folders of at most `limit` episodes to show with their steps: whole tasks, spread evenly.
 
-    Evenly, so that the start and the end of a training run are both there. A task that does not fit gets its first
-    episodes under every plan.
+    Evenly from the first task to the last, so that the start and the end of a training run are both
+    there. A task that does not fit gets its first episodes under every plan.
     """
     total = sum(len(group.episodes) for group in groups)
-    if total <= limit:
-        return {episode.folder for group in groups for episode in group.episodes}
-    fitting = max(1, limit * len(groups) // total)
+    fitting = len(groups) if total <= limit else max(1, limit * len(groups) // total)
     chosen: list[Path] = []
     for index in np.linspace(0, len(groups) - 1, fitting).round().astype(int):
-        chosen += [
-            e.folder for e in sorted(groups[index].episodes, key=lambda e: (e.number, e.plan))
-        ]
+        episodes = sorted(groups[index].episodes, key=lambda e: (e.number, e.plan))
+        chosen += [e.folder for e in episodes]
     return set(chosen[:limit])
 
 
-def _group_view(
-    group: GroupRecord,
-    chosen: set[Path],
-    verdicts: dict[str, Verdicts],
-    images: Images,
-    normalize_std: bool,
-) -> dict[str, Any]:
-    R = torch.from_numpy(group.rewards())  # [K, M], NaN: no sample
-    scores = plan_scores(R)  # [K]
-    plan_advantages = decomposer_advantages(scores, normalize_std).where(
-        ~scores.isnan(), math.nan
-    )  # [K]
-    advantages = actor_advantages(R, normalize_std).where(~R.isnan(), math.nan)  # [K, M]
+def _group_view(group: GroupRecord, page: Page) -> dict[str, Any]:
+    R = torch.from_numpy(group.rewards())  # [K, M], NaN: no reward
+    advantages = actor_advantages(R, page.normalize_std).where(~R.isnan(), math.nan)  # [K, M]
     rows: list[list[dict | None]] = [[None] * R.shape[1] for _ in range(R.shape[0])]
     for e in group.episodes:
-        rows[e.plan][e.number] = _episode_view(
-            e,
-            number(advantages[e.plan, e.number]),
-            e.folder in chosen,
-            verdicts.get(episode_key(e)),
-            images,
-        )
-    plans = []
-    for i in range(R.shape[0]):
-        plan = group.plans[i] if i < len(group.plans) else None
-        plans.append(
-            {
-                "text": clip(plan.text) if plan else "",
-                "tokens": len(plan.ids) if plan else 0,
-                "subtasks": [clip(subtask) for subtask in plan.subtasks[:50]] if plan else [],
-                "score": number(scores[i]),
-                "advantage": number(plan_advantages[i]),
-            }
-        )
-    task, shown = group.task, not group.episodes or any(e.folder in chosen for e in group.episodes)
+        rows[e.plan][e.number] = _episode_view(e, number(advantages[e.plan, e.number]), page)
+    first = None
+    if not group.episodes or any(e.folder in page.chosen for e in group.episodes):
+        path = group.folder / "first.png"
+        first = page.images.screenshot(path.read_bytes() if path.is_file() else b"")
     return {
         "batch": group.batch,
-        "id": clip(task.id),
-        "sites": [clip(site) for site in task.sites],
-        "intent": clip(task.intent),
-        "template": clip(task.template),
-        "plans": plans,
+        "id": clip(group.task.id),
+        "sites": clips(group.task.sites),
+        "intent": clip(group.task.intent),
+        "template": clip(group.task.template),
+        "plans": _plan_views(group, R, page.normalize_std),
         "rows": rows,
-        "first": images.screenshot(_read_bytes(group.folder / "first.png")) if shown else None,
+        "first": first,
     }
 
 
-def _episode_view(
-    e: EpisodeRecord, advantage: float | None, full: bool, found: Verdicts | None, images: Images
-) -> dict[str, Any]:
+def _plan_views(group: GroupRecord, R: Tensor, normalize_std: bool) -> list[dict[str, Any]]:
+    """R [K, M]; K may exceed the number of plans that could be read."""
+    scores = plan_scores(R)  # [K]
+    advantages = decomposer_advantages(scores, normalize_std).where(~scores.isnan(), math.nan)
+    views = [{"text": "", "tokens": 0, "subtasks": []} for _ in scores]
+    for view, plan in zip(views, group.plans):
+        view |= {"text": clip(plan.text), "tokens": len(plan.ids)}
+        view["subtasks"] = clips(plan.subtasks[:50])
+    for view, score, advantage in zip(views, scores, advantages):
+        view |= {"score": number(score), "advantage": number(advantage)}
+    return views
+
+
+def _episode_view(e: EpisodeRecord, advantage: float | None, page: Page) -> dict[str, Any]:
     """`steps` is null where they are not shown, and `absent` says why."""
-    steps, absent = (
-        None,
-        "The steps of this episode are not in this page; --limit and --batch choose which are.",
-    )
-    if full:
+    steps, absent, judged = None, ABSENT, None
+    if e.folder in page.chosen:
         try:
             episode = load_episode(e.folder.parent, e.plan, e.number)
-            steps = [_step_view(step, images) for step in episode.steps]
+            steps = [_step_view(step, page.images) for step in episode.steps]
         except MALFORMED as error:
             absent = f"The steps cannot be read: {error}"
+    if verdicts := page.verdicts.get(episode_key(e)):
+        judged = {"completed": list(verdicts.completed[:50]), "reply": clip(verdicts.reply)}
+    checks = []
+    for check in e.checks:
+        texts = {name: clip(getattr(check, name)) for name in ("kind", "what", "reason")}
+        checks.append(texts | {"passed": check.passed})
     return {
         "reward": e.reward,
         "advantage": advantage,
@@ -198,18 +193,8 @@ def _episode_view(
         "url": clip(e.final_url),
         "seconds": number(e.seconds),
         "length": e.length,
-        "checks": [
-            {
-                "kind": clip(check.kind),
-                "what": clip(check.what),
-                "passed": check.passed,
-                "reason": clip(check.reason),
-            }
-            for check in e.checks
-        ],
-        "subtasks": {"completed": list(found.completed[:50]), "reply": clip(found.reply)}
-        if found
-        else None,
+        "checks": checks,
+        "subtasks": judged,
         "steps": steps,
         "absent": clip(absent),
     }
@@ -228,29 +213,26 @@ def _step_view(step: Step, images: Images) -> dict[str, Any]:
         "thought": clip(turn.thought),
         "operation": clip(turn.operation),
         "error": clip(turn.error or ""),
-        "plan": [clip(subtask) for subtask in step.plan.subtasks[:50]] if step.plan else [],
-        "warnings": [clip(warning) for warning in turn.warnings[:20]],
+        "plan": clips(step.plan.subtasks[:50]) if step.plan else [],
+        "warnings": clips(turn.warnings[:20]),
         "actions": [_action_view(action) for action in turn.actions[:20]],
     }
 
 
 def _action_view(action: Action) -> dict[str, Any]:
     """The action as text, and where to draw it: x, y and the point `to` in CSS pixels, or null."""
-    default = Action(action.kind)
-    said = [
-        f"{name}={value!r}"
-        for name, value in vars(action).items()
-        if value != getattr(default, name)
-    ]
+    fields = action_fields(action)
+    kind = fields.pop("kind")
+    arguments = ", ".join(f"{name}={value!r}" for name, value in fields.items())
     return {
-        "kind": action.kind,
-        "text": clip(f"{action.kind}({', '.join(said)})"),
+        "kind": kind,
+        "text": clip(f"{kind}({arguments})"),
         "to": [number(value) for value in action.to] if action.to else None,
         **{name: number(getattr(action, name)) for name in ("x", "y", "dx", "dy", "count")},
     }
 
 
-# ---------------------------------------------------------------- figures and values
+# ---- figures and values ----
 
 
 def _curve(metrics: Path, images: Images) -> str | None:
@@ -261,22 +243,18 @@ def _curve(metrics: Path, images: Images) -> str | None:
         learning_curve(metrics, png)
     except ValueError:
         return None  # no batch has ended yet
-    return images.add(png.getvalue(), "png")
+    return images.figure(png)
 
 
 def _subgoals(
     run: Path, groups: list[GroupRecord], verdicts: dict[str, Verdicts], images: Images
 ) -> str | None:
-    found = progress(groups, verdicts)
-    if not found.episodes:
-        return None  # nobody was asked
+    result = progress(groups, verdicts)
+    if not result.episodes:
+        return None  # no judge was asked
     png = io.BytesIO()
-    subgoal_figure({run.resolve().name: found}, png)
-    return images.add(png.getvalue(), "png")
-
-
-def _read_bytes(path: Path) -> bytes:
-    return path.read_bytes() if path.is_file() else b""
+    subgoal_figure({run.resolve().name: result}, png)
+    return images.figure(png)
 
 
 def clip(value: object) -> str:
@@ -284,10 +262,14 @@ def clip(value: object) -> str:
     return text if len(text) <= TEXT else f"{text[:TEXT]} [{len(text) - TEXT:,} more characters]"
 
 
+def clips(values: Iterable[object]) -> list[str]:
+    return list(map(clip, values))
+
+
 def number(value: Any) -> float | None:
     """A finite number, or None: JSON has no NaN."""
     try:
-        found = float(value)
+        finite = float(value)
     except (TypeError, ValueError, OverflowError):
         return None
-    return round(found, 4) if math.isfinite(found) else None
+    return round(finite, 4) if math.isfinite(finite) else None

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 from PIL import Image, ImageDraw
 
 from jhima.actions import Action, Turn
 from jhima.episodes import Episode, Plan, Step, Task, save_episode, save_plans
+
+
+def command(main: Callable[[], None], *words: object) -> None:
+    """Runs the main() of a command with these words as its command line."""
+    name = Path(sys.modules[main.__module__].__file__).name
+    with patch.object(sys, "argv", [name, *map(str, words)]):
+        main()
 
 
 def write_run(run: Path, rewards: dict[tuple[str, str, str], list[list[int | None]]]) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 from playwright.sync_api import sync_playwright
-from run_dirs import TURNS, save_task, write_metrics
+from run_dirs import TURNS, command, save_task, write_metrics
 
 from jhima.browser.chromium import find_chromium
 from jhima.results.report import main, write_folder, write_report
@@ -325,13 +325,13 @@ def test_a_check_without_a_verdict_is_no_failed_one(open_page, tmp_path):
 
 
 def test_command_line(run, tmp_path, capsys):
-    main([str(run), "--out", str(tmp_path / "one.html"), "--batch", "1", "--limit", "99"])
+    command(main, run, "--out", tmp_path / "one.html", "--batch", 1, "--limit", 99)
     assert "MB" in capsys.readouterr().out
     assert '"batch":"0000"' not in (tmp_path / "one.html").read_text()
     with pytest.raises(SystemExit, match="0000, 0001"):
-        main([str(run), "--batch", "7"])
+        command(main, run, "--batch", 7)
     with pytest.raises(SystemExit, match="no such folder"):
-        main([str(tmp_path)])
+        command(main, tmp_path)
 
 
 def test_same_screenshots_are_embedded_once(report):

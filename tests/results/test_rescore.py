@@ -1,9 +1,9 @@
 """evaluate.py --rescore through its command line: a judge that comes late, other rules, a mended task file; no browser."""
 
 import json
-import sys
 
 import pytest
+from run_dirs import command
 from stubs import CHAT, URLS, Site, html, reply, score_answer, string
 
 import evaluate
@@ -130,14 +130,13 @@ def rescored(run, monkeypatch, capsys):
     """Runs the command; returns what it printed of its counts, after a look at the tables."""
     monkeypatch.setattr(evaluate, "load_policy", None)
 
-    def command(*more: object) -> str:
-        monkeypatch.setattr(sys, "argv", ["evaluate.py", "--rescore", str(run), *map(str, more)])
-        evaluate.main()
+    def rescored(*more: object) -> str:
+        command(evaluate.main, "--rescore", run, *more)
         line, table = capsys.readouterr().out.split("\n", 1)
         assert (run / "results.md").read_text() == table
         return line.removeprefix(f"{run}: ")
 
-    return command
+    return rescored
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ import pytest
 from run_dirs import write_run
 
 from jhima.episodes import Task
-from jhima.results.run_reader import PLANNED, read_args, read_groups, write_planned
+from jhima.results.run_reader import PLANNED, read_groups, write_planned
+from jhima.run_directory import read_args
 
 
 def test_rewards_of_a_group_keep_their_place(tmp_path):

@@ -5,7 +5,7 @@ import io
 import numpy as np
 import pytest
 from PIL import Image, ImageDraw
-from run_dirs import save_task
+from run_dirs import command, save_task
 
 from jhima.actions import Action
 from jhima.results.storyboard import MARK, Frame, Note, _font, _write, main, storyboard
@@ -64,16 +64,16 @@ def test_text_stays_in_its_column():
 def test_command_line_draws_an_episode_and_a_plan(tmp_path):
     save_task(tmp_path, "run_0", "pocket-3", "shopping", "What does the kettle cost?", [[0]])
     task = tmp_path / "rollouts" / "run_0" / "pocket-3"
-    main(["episode", str(task / "p0_e0"), str(tmp_path / "episode.png")])
+    command(main, "episode", task / "p0_e0", tmp_path / "episode.png")
     episode = Image.open(tmp_path / "episode.png")
     assert episode.width == 1400 and len(marked(episode)) > 100
-    main(["plan", str(task), str(tmp_path / "plan.png")])
+    command(main, "plan", task, tmp_path / "plan.png")
     assert Image.open(tmp_path / "plan.png").height > 600
     for wrong, message in (
         (task / "p0_e7", "a finished episode"),
         (tmp_path / "no" / "p0_e0", "No such file"),
     ):
         with pytest.raises(SystemExit, match=message):
-            main(["episode", str(wrong), str(tmp_path / "x.png")])
+            command(main, "episode", wrong, tmp_path / "x.png")
     with pytest.raises(SystemExit, match="with a plan 3"):
-        main(["plan", str(task), str(tmp_path / "x.png"), "--plan", "3"])
+        command(main, "plan", task, tmp_path / "x.png", "--plan", 3)

@@ -9,6 +9,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 from PIL import Image
+from run_dirs import command
 from samples import screenshot
 
 from jhima.actions import Action, Turn
@@ -175,7 +176,7 @@ def run(tmp_path):
 
 
 def test_judging_is_done_once_and_a_torn_line_costs_one_episode(run, capsys, monkeypatch):
-    main([str(run), "--out", str(run / "figure.png")])
+    command(main, run, "--out", run / "figure.png")
     shown = capsys.readouterr().out
     assert "| run | 5 | 5 | 0 |" in shown and Image.open(run / "figure.png").width == 1000
     verdicts = run / "subgoals.jsonl"
@@ -188,14 +189,14 @@ def test_judging_is_done_once_and_a_torn_line_costs_one_episode(run, capsys, mon
 
     # Now a judge that does not answer: nothing is asked again, and the same table comes out.
     monkeypatch.setattr(subgoals, "Judge", partial(Judge, attempts=1))
-    silent = [str(run), "--judge-url", "http://127.0.0.1:9/v1", "--judge-model", MODEL]
-    main(silent)
+    silent = [run, "--judge-url", "http://127.0.0.1:9/v1", "--judge-model", MODEL]
+    command(main, *silent)
     assert capsys.readouterr().out == shown
     verdicts.write_text(verdicts.read_text()[:-20])
-    main(silent)
+    command(main, *silent)
     shown_now = capsys.readouterr()
     assert "| run | 4 | 4 | 1 |" in shown_now.out and "1 episodes got no verdict" in shown_now.err
-    main([str(run)])  # the judge is back
+    command(main, run)  # the judge is back
     assert capsys.readouterr().out == shown
     assert len(read_verdicts(run)) == 5
 
@@ -203,18 +204,18 @@ def test_judging_is_done_once_and_a_torn_line_costs_one_episode(run, capsys, mon
 def test_errors_are_one_line(run, tmp_path, monkeypatch):
     monkeypatch.setattr(subgoals, "Judge", partial(Judge, attempts=1))
     with pytest.raises(SystemExit, match="gave no verdict: judge: ") as ended:
-        main([str(run), "--judge-url", "http://127.0.0.1:9/v1"])
+        command(main, run, "--judge-url", "http://127.0.0.1:9/v1")
     assert "\n" not in str(ended.value)
     play(tmp_path / "bare", "t", "x", [], ["Click"], 1)
     with pytest.raises(SystemExit, match="no scored episode has a plan"):
-        main([str(tmp_path / "bare")])
+        command(main, tmp_path / "bare")
     with pytest.raises(SystemExit, match="no such folder"):
-        main([str(tmp_path / "nowhere")])
+        command(main, tmp_path / "nowhere")
 
 
 def test_an_episode_played_anew_is_judged_anew(run, capsys):
-    main([str(run)])
+    command(main, run)
     intent, solution = [(i, s) for i, s in solutions().items() if len(s.plan) > 1][0]
     play(run, "t0", intent, [g.title for g in solution.plan], ["Finish"], 0)
-    main([str(run)])
+    command(main, run)
     assert not any(read_verdicts(run)["run_0/t0/p0_e0"].completed)

@@ -6,12 +6,11 @@ import io
 import itertools
 import json
 import math
-import sys
 from fractions import Fraction
 
 import numpy as np
 import pytest
-from run_dirs import evaluation, write_metrics, write_run
+from run_dirs import command, evaluation, write_metrics, write_run
 from scipy.stats import binom
 
 import evaluate
@@ -219,20 +218,20 @@ def test_csv_and_json_hold_every_number(tmp_path):
     assert "| a\\|b&lt;i> |" in markdown(table)
 
 
-def test_compare_command_line(tmp_path, capsys, monkeypatch):
+def test_compare_command_line(tmp_path, capsys):
     before = evaluation(tmp_path / "before", {"map/a": [0]})
     after = evaluation(tmp_path / "after", {"map/a": [1]})
-    monkeypatch.setattr(sys, "argv", ["evaluate.py", "--compare", str(before), str(after)])
-    evaluate.main()
+    command(evaluate.main, "--compare", before, after)
     assert "| after | +100.0 | +100.0 | 1 | 1 | 0 |" in capsys.readouterr().out
-    monkeypatch.setattr(sys, "argv", ["evaluate.py", "--compare", str(tmp_path / "missing")])
     with pytest.raises(SystemExit, match="no such folder"):
-        evaluate.main()
+        command(evaluate.main, "--compare", tmp_path / "missing")
+    with pytest.raises(SystemExit, match="at least one run"):
+        command(evaluate.main, "--compare")
 
 
 def test_curve_command_line(tmp_path):
     write_metrics(tmp_path / "metrics.jsonl", 3)
-    figures.main([str(tmp_path), str(tmp_path / "curve.png")])
+    command(figures.main, tmp_path, tmp_path / "curve.png")
     assert (tmp_path / "curve.png").stat().st_size > 1000
     with pytest.raises(SystemExit, match="No such file"):
-        figures.main([str(tmp_path / "missing"), str(tmp_path / "curve.png")])
+        command(figures.main, tmp_path / "missing", tmp_path / "curve.png")

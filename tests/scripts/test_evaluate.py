@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from run_dirs import evaluation
+from run_dirs import command, evaluation
 from samples import ROOT
 
 import evaluate
@@ -43,36 +43,14 @@ def tasks(tmp_path):
 
 
 def arguments(checkpoint, tasks, out) -> list[str]:
-    return list(
-        map(
-            str,
-            (
-                "--decomposer",
-                checkpoint,
-                "--actor",
-                checkpoint,
-                "--tasks",
-                tasks,
-                "--out",
-                out,
-                "--runs",
-                RUNS,
-                "--T",
-                1,
-                "--plan-tokens",
-                4,
-                "--action-tokens",
-                4,
-                "--concurrency",
-                2,
-            ),
-        )
-    )
+    models = ["--decomposer", checkpoint, "--actor", checkpoint]
+    lengths = ["--runs", RUNS, "--T", 1, "--plan-tokens", 4, "--action-tokens", 4]
+    words = [*models, "--tasks", tasks, "--out", out, *lengths, "--concurrency", 2]
+    return list(map(str, words))
 
 
-def evaluated(argv: list[str], monkeypatch, capsys) -> str:
-    monkeypatch.setattr(sys, "argv", ["evaluate.py", *argv])
-    evaluate.main()
+def evaluated(words: list, capsys) -> str:
+    command(evaluate.main, *words)
     return capsys.readouterr().out
 
 
@@ -103,11 +81,11 @@ def test_a_killed_evaluation_resumes_with_nothing_repeated(
     assert 2 <= len(before) < RUNS * TASKS
     plans = {path: path.stat().st_mtime_ns for path in out.glob("rollouts/*/*/group.json")}
 
-    table = evaluated(arguments(checkpoint, tasks, out), monkeypatch, capsys)
+    table = evaluated(arguments(checkpoint, tasks, out), capsys)
     after = episodes(out)
     assert len(after) == RUNS * TASKS and before.items() <= after.items()
     assert all(path.stat().st_mtime_ns == when for path, when in plans.items())
-    assert evaluated(arguments(checkpoint, tasks, whole), monkeypatch, capsys) == table
+    assert evaluated(arguments(checkpoint, tasks, whole), capsys) == table
     assert "| overall | 33.3 ± 0.0 | 0.0 to 100.0 | 3 | 2 | 6 | 4 | 0 | 0 |" in table
     assert (out / "results.json").read_text() == (whole / "results.json").read_text()
 
@@ -117,7 +95,7 @@ def test_comparison_of_finished_runs_needs_no_model(tmp_path, monkeypatch, capsy
         evaluation(tmp_path / name, {"map/a": [reward, reward], "map/b": [0, 1]})
     monkeypatch.setattr(evaluate, "load_policy", None)
     runs = [str(tmp_path / name) for name in ("sft", "rl")]
-    shown = evaluated(["--compare", *runs, "--out", str(tmp_path / "both")], monkeypatch, capsys)
+    shown = evaluated(["--compare", *runs, "--out", str(tmp_path / "both")], capsys)
     assert "| rl | +50.0 (+0.0 to +100.0) | +50.0 (+0.0 to +100.0) | 2 | 1 | 0 |" in shown
     assert (tmp_path / "both" / "comparison.md").read_text() == shown
     assert (
@@ -134,15 +112,13 @@ def test_comparison_of_finished_runs_needs_no_model(tmp_path, monkeypatch, capsy
         ("rl", "overall", "0.75"),
     ]
     with pytest.raises(SystemExit, match="evaluate.py: .*no such folder"):
-        evaluated(
-            ["--compare", str(tmp_path / "sft"), str(tmp_path / "nowhere")], monkeypatch, capsys
-        )
+        evaluated(["--compare", tmp_path / "sft", tmp_path / "nowhere"], capsys)
 
 
 @pytest.mark.parametrize("more", [["--runs", "0"], ["--limit", "0"]])
-def test_nothing_to_play_is_an_error(more, checkpoint, tasks, tmp_path, monkeypatch, capsys):
+def test_nothing_to_play_is_an_error(more, checkpoint, tasks, tmp_path, capsys):
     with pytest.raises(SystemExit, match="at least one run of one task"):
-        evaluated([*arguments(checkpoint, tasks, tmp_path / "x"), *more], monkeypatch, capsys)
+        evaluated([*arguments(checkpoint, tasks, tmp_path / "x"), *more], capsys)
 
 
 def test_adapters_of_a_run_and_of_its_checkpoints(tmp_path):
