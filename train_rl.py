@@ -277,9 +277,11 @@ async def train(args: Args, tasks: list[Task], learners: list[Learner], start: i
     rank, world = dist.get_rank(), dist.get_world_size()
     batches = task_batches(tasks, args)
     async with AsyncExitStack() as stack:
-        agents = make_agents(sources(args, learners), args, args.prompt, stack)
+        agents, env = await asyncio.gather(
+            asyncio.to_thread(make_agents, sources(args, learners), args, args.prompt, stack),
+            stack.enter_async_context(environment(args)),
+        )
         samplers = agents.samplers()
-        env = await stack.enter_async_context(environment(args))
         progress = tqdm(
             range(start, len(batches)),
             initial=start,

@@ -92,17 +92,16 @@ def make_agents(
     sources: role -> its policy, or URL#MODEL for an API model. One policy may play both roles, and
     then has one sampler. prompt: a file of prompts for an API model.
     """
-    of_policy: dict[int, Sampler] = {}
+    policies = list(dict.fromkeys(s for s in sources.values() if isinstance(s, Policy)))
+    of_policy = dict(zip(policies, samplers_for(policies, options, stack)))
     samplers: dict[str, Sampler] = {}
     prompts: dict[str, Prompts] = {}
     for role, source in sources.items():
-        if isinstance(source, str):
+        if isinstance(source, Policy):
+            samplers[role], prompts[role] = of_policy[source], source.prompts
+        else:
             samplers[role] = ApiSampler(*source.rsplit("#", 1))
             prompts[role] = load_prompts(None, prompt)
-            continue
-        if id(source) not in of_policy:
-            of_policy[id(source)] = sampler_for(source, options, stack)
-        samplers[role], prompts[role] = of_policy[id(source)], source.prompts
     return Agents(
         decomposer=samplers.get("decomposer"),
         actor=samplers["actor"],
@@ -111,13 +110,15 @@ def make_agents(
     )
 
 
-def sampler_for(policy: Policy, options: SamplerOptions, stack: AsyncExitStack) -> Sampler:
-    """What samples from a policy: itself, or vLLM's engine of its checkpoint."""
-    if options.sampler == "local":
-        return LocalSampler(policy, options.sampler_batch)
-    from jhima.serving.vllm_sampler import with_engine  # not every machine has vLLM
+def samplers_for(
+    policies: list[Policy], options: SamplerOptions, stack: AsyncExitStack
+) -> list[Sampler]:
+    """What samples from each policy: itself, or a vLLM engine of its checkpoint."""
+    if options.sampler == "local" or not policies:
+        return [LocalSampler(policy, options.sampler_batch) for policy in policies]
+    from jhima.serving.vllm_sampler import with_engines  # not every machine has vLLM
 
-    return with_engine(policy, options.kv_gib, stack)
+    return with_engines(policies, options.kv_gib, stack)
 
 
 def seed_of(*parts: object) -> int:

@@ -66,14 +66,27 @@ def start_engine(
 ) -> AsyncLLM:
     """A vLLM engine in a process of its own on `device`.
 
-    Blocks until it is ready: seconds on a CPU, 1 to 2 minutes for 7B on a GPU. Call it inside the
-    event loop that will use it, and stop_engine at the end.
+    Blocks until it is ready: seconds on a CPU, 1 to 2 minutes for 7B on a GPU. Call stop_engine at
+    the end.
 
     kv_bytes: memory for keys and values, the only part of vLLM's memory that is a choice. Beside it
     lie the weights (7B in bf16 without its tower: 14 GiB) and 2 to 3 GiB of graphs and activations.
     A token of the 7B takes 56 KiB. max_tokens: of prompt and reply, limited to the model's own
     maximum. options: replace the engine arguments below.
     """
+    with _environment(device):
+        return _launch(checkpoint, device, lora_rank, kv_bytes, max_tokens, **options)
+
+
+def _launch(
+    checkpoint: str | Path,
+    device: torch.device,
+    lora_rank: int,
+    kv_bytes: int,
+    max_tokens: int = 8192,
+    **options,
+) -> AsyncLLM:
+    """start_engine within `_environment`, which cannot be entered in two threads."""
     limit = AutoConfig.from_pretrained(checkpoint).get_text_config().max_position_embeddings
     max_tokens = min(max_tokens, limit)
     arguments = dict(
@@ -98,9 +111,7 @@ def start_engine(
     else:
         # vLLM's CPU build cannot seed a request whose prompt is processed in chunks.
         arguments |= {"dtype": "float32", "enforce_eager": True, "enable_chunked_prefill": False}
-    reaper.start()
-    with _environment(device):
-        return AsyncLLM.from_engine_args(AsyncEngineArgs(**(arguments | options)))
+    return AsyncLLM.from_engine_args(AsyncEngineArgs(**(arguments | options)))
 
 
 def stop_engine(engine: AsyncLLM) -> None:
@@ -110,7 +121,7 @@ def stop_engine(engine: AsyncLLM) -> None:
 
 @contextmanager
 def _environment(device: torch.device) -> Iterator[None]:
-    """An engine started within gets this rank's GPU alone, no compiler on a CPU, and no script.
+    """Engines started within get this rank's GPU alone, no compiler on a CPU, and no script.
 
     A spawned process first imports its parent's main module, with all that training needs and an
     engine does not. This takes seconds, and vLLM's CPU build fails where Flask is imported.
@@ -123,6 +134,7 @@ def _environment(device: torch.device) -> Iterator[None]:
         variables["CUDA_VISIBLE_DEVICES"] = visible[device.index or 0]
     else:
         variables["TORCHDYNAMO_DISABLE"] = "1"
+    reaper.start()
     main = vars(sys.modules["__main__"])
     before = {name: os.environ.get(name) for name in variables}
     script = {name: main.pop(name) for name in ("__file__", "__spec__") if name in main}
@@ -245,9 +257,22 @@ class VllmSampler:
         return features
 
 
-def with_engine(policy: Policy, kv_gib: float, stack: ExitStack | AsyncExitStack) -> VllmSampler:
-    """A policy's sampler on an engine of its own, which ends with `stack`."""
+def with_engines(
+    policies: list[Policy], kv_gib: float, stack: ExitStack | AsyncExitStack
+) -> list[VllmSampler]:
+    """A sampler for each policy, on an engine of its own. The engines end with `stack`.
+
+    They start at the same time, in threads; an engine joins the event loop that first asks it.
+    """
+    print(f"waiting for {len(policies)} vLLM engines (1 to 2 minutes for 7B)", file=sys.stderr)
+    with _environment(policies[0].device), ThreadPoolExecutor(len(policies)) as pool:
+        starts = [pool.submit(_engine_of, policy, kv_gib) for policy in policies]
+    for start in starts:
+        if start.exception() is None:  # before a failed start raises: the others must end, too
+            stack.callback(stop_engine, start.result())
+    return [VllmSampler(policy, start.result()) for policy, start in zip(policies, starts)]
+
+
+def _engine_of(policy: Policy, kv_gib: float) -> AsyncLLM:
     rank = policy.model.peft_config["default"].r if isinstance(policy.model, PeftModel) else 8
-    engine = start_engine(policy.checkpoint, policy.device, rank, int(kv_gib * 2**30))
-    stack.callback(stop_engine, engine)
-    return VllmSampler(policy, engine)
+    return _launch(policy.checkpoint, policy.device, rank, int(kv_gib * 2**30))
