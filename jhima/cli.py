@@ -24,23 +24,19 @@ def parse(options: type[Options], description: str | None) -> Options:
     variable LOCAL_RANK, which it sets as well.
     """
     arguments = [word for word in sys.argv[1:] if not word.startswith("--local_rank")]
+    if {"-h", "--help"} & set(arguments):
+        print(description.strip(), end="\n\n")  # here, because tyro would join its lines
     errors = io.StringIO()
     try:
         with redirect_stderr(errors):
             config = (tyro.conf.FlagCreatePairsOff,)
-            text = _with_line_breaks(description or "")
-            return tyro.cli(options, description=text, args=arguments, config=config)
+            return tyro.cli(
+                options, prog=script_name(), description="", args=arguments, config=config
+            )
     except SystemExit as stop:
         if not stop.code:  # --help
             raise
     sys.exit(f"{script_name()}: {_first_message(errors.getvalue())}; --help lists the options")
-
-
-def _with_line_breaks(text: str) -> str:
-    """The text for tyro, which joins a line to the one before unless it begins with no letter."""
-    invisible = "\u200b"
-    lines = [line if line[:1] == " " else invisible + line for line in text.splitlines()]
-    return "\n".join(lines)
 
 
 def script_name() -> str:
