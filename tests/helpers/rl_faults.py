@@ -1,4 +1,4 @@
-"""RL batches of the pocket arena in this process, in one shared environment; and the faults to inject into them."""
+"""RL batches of the pocket arena in this process, in one environment; faults to inject."""
 
 from __future__ import annotations
 
@@ -42,34 +42,11 @@ TASK = Task(
 
 def arguments(monkeypatch, checkpoint, out, *flags: object):
     """train_rl.py's arguments for small batches of one model in both roles."""
-    base = [
-        "train_rl.py",
-        "--decomposer",
-        checkpoint,
-        "--actor",
-        checkpoint,
-        "--out",
-        out,
-        "--K",
-        2,
-        "--M",
-        3,
-        "--T",
-        2,
-        "--plan-tokens",
-        6,
-        "--action-tokens",
-        6,
-        "--micro-batch",
-        8,
-        "--lora-rank",
-        4,
-        "--lora-alpha",
-        8,
-        "--lr",
-        1e-3,
-    ]
-    monkeypatch.setattr(sys, "argv", [*map(str, base), *map(str, flags)])
+    small = "--K 2 --M 3 --T 2 --plan-tokens 6 --action-tokens 6 --micro-batch 8 --lora-rank 4"
+    base = (
+        f"{small} --lora-alpha 8 --lr 1e-3 --decomposer {checkpoint} --actor {checkpoint}".split()
+    )
+    monkeypatch.setattr(sys, "argv", ["train_rl.py", *base, "--out", str(out), *map(str, flags)])
     args = train_rl.checked(cli.parse(train_rl.Args, None))
     out.mkdir(parents=True)
     return args
@@ -88,13 +65,15 @@ async def train(monkeypatch, env: Environment, args, tasks: list[Task]) -> tuple
         train_rl.load_learner(args, role, torch.device("cpu")) for role in train_rl.weights_of(args)
     ]
     await train_rl.train(args, tasks, learners, 0, lambda step, row: None)
-    return learners, [
-        json.loads(line) for line in (args.out / "metrics.jsonl").read_text().splitlines()
-    ]
+    lines = (args.out / "metrics.jsonl").read_text().splitlines()
+    return learners, [json.loads(line) for line in lines]
 
 
 def reward_some(monkeypatch) -> None:
-    """Episodes of an untrained model are played, but get fixed rewards: 2 of 3 under plan 0, 1 of 3 under plan 1."""
+    """Episodes of an untrained model are played, but get fixed rewards.
+
+    2 of 3 succeed under plan 0, 1 of 3 under plan 1.
+    """
     real = jhima.rollout.episode
 
     async def episode(env, task, plan, number, *rest):
@@ -131,7 +110,10 @@ def run_rank(flags: list[str], rank: int, world: int, port: int, log: str) -> No
 
 
 def inject(monkeypatch, rng: random.Random, period: int) -> dict[str, int]:
-    """About every `period`-th look of the browser, reply of a model and score goes wrong; returns how many of each did."""
+    """About every `period`-th observation, reply of a model and score goes wrong.
+
+    Returns how many of each did.
+    """
     done = dict.fromkeys(("browser", "stall", "500", "reply", "judge"), 0)
     left = dict.fromkeys(("look", "reply", "judge"), period)
     observe, sample, score = Session.observe, LocalSampler.sample, jhima.rollout.score
@@ -147,15 +129,13 @@ def inject(monkeypatch, rng: random.Random, period: int) -> dict[str, int]:
         if due("look"):
             kind = rng.choice(("browser", "stall", "500"))
             done[kind] += 1
-            with suppress(
-                PlaywrightError
-            ):  # another episode's fault may have killed the browser already
+            # Another episode's fault may have killed the browser already.
+            with suppress(PlaywrightError):
                 if kind == "browser":
                     console = await session.context.browser.new_browser_cdp_session()
                     processes = (await console.send("SystemInfo.getProcessInfo"))["processInfo"]
-                    os.kill(
-                        next(p["id"] for p in processes if p["type"] == "browser"), signal.SIGKILL
-                    )
+                    browser = next(p["id"] for p in processes if p["type"] == "browser")
+                    os.kill(browser, signal.SIGKILL)
                 else:
                     await session.context.route("**/*", never if kind == "stall" else broken)
                     await session.goto(session.page.url)

@@ -1,4 +1,6 @@
-"""Run by test_engine.py under torchrun: two updates of train_rl.update on fixed samples; rank 0 saves the adapter.
+"""Two updates of train_rl.update on fixed samples; rank 0 saves the adapter.
+
+test_deepspeed_engine.py runs it under torchrun.
 
 rl_worker.py CHECKPOINT OUT MICRO_BATCH DEAL      DEAL: balanced, or all samples on the last rank
 """
@@ -6,7 +8,6 @@ rl_worker.py CHECKPOINT OUT MICRO_BATCH DEAL      DEAL: balanced, or all samples
 from __future__ import annotations
 
 import sys
-from argparse import Namespace
 from pathlib import Path
 
 import torch
@@ -27,24 +28,13 @@ with torch.no_grad():  # the same non-zero adapter on every rank
             p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())) * 0.05)
 engine = make_engine(policy, ROOT / "ds_config.json", 1e-3, stage=1, bf16=False, clip=1e9)
 samples = train_rl.useful(make_samples(policy, 10), beta=0.0)
-share = (
-    train_rl.balanced([samples[r::world] for r in range(world)])[rank]
-    if deal == "balanced"
-    else (samples if rank == world - 1 else [])
-)
-args = Namespace(
-    micro_batch=int(micro),
-    passes=2,
-    temperature=0.8,
-    eps=0.2,
-    eps_high=None,
-    beta=0.0,
-    tis=None,
-    lr=1e-3,
-)
-rows = train_rl.update(
-    Learner(policy, ("actor",), engine), {"actor": share}, {"actor": 100.0}, args
-)
+if deal == "balanced":
+    share = train_rl.balanced([samples[r::world] for r in range(world)])[rank]
+else:
+    share = samples if rank == world - 1 else []
+args = train_rl.Args(micro_batch=int(micro), passes=2, temperature=0.8, lr=1e-3)
+learner = Learner(policy, ("actor",), engine)
+rows = train_rl.update(learner, {"actor": share}, {"actor": 100.0}, args)
 if rank == 0:
     state = {name: p.detach() for name, p in policy.named_parameters() if p.requires_grad}
     torch.save({"state": state, "rows": rows}, Path(out))

@@ -1,4 +1,7 @@
-"""vLLM's replies against transformers' log-probs of them, on the pocket base model. Skipped where vLLM is missing."""
+"""vLLM's replies against transformers' log-probs of them, on the pocket base model.
+
+Skipped where vLLM is not installed.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ def gap(policy, replies, temperature: float) -> float:
 
 @pytest.fixture(scope="module")
 def results() -> dict:
-    """What one engine said to two policies of one base, through two adapters each, at two temperatures."""
+    """What one engine replied to two policies of one base, with two adapters each."""
 
     async def go() -> dict:
         policies = [load_policy(BASE, "cpu", torch.float32, lora=(8, 16)).eval() for _ in range(2)]
@@ -49,8 +52,8 @@ def results() -> dict:
             lora_rank=8,
             kv_bytes=64 << 20,
             max_tokens=1024,
-            max_batch=32,
-            adapters=2,
+            max_num_seqs=32,
+            max_loras=2,
         )
         try:
             samplers = [VllmSampler(policy, engine) for policy in policies]
@@ -76,7 +79,8 @@ def results() -> dict:
 
 
 def test_log_probs_equal_the_trainers_for_every_adapter(results):
-    """At the sampling temperature, with a picture, for two adapters in one batch, and again for the next version."""
+    """At the sampling temperature, with a picture, for two adapters in one batch, and for the next
+    version."""
     for version in (1, 2):
         for replies, difference in results[version]:
             assert difference < 1e-4
@@ -84,7 +88,7 @@ def test_log_probs_equal_the_trainers_for_every_adapter(results):
 
 
 def test_the_adapter_is_served(results):
-    """Each version's log-probs are far from those of the other versions: none was ignored, none is stale."""
+    """Each version's log-probs are far from the others': none was ignored, none is stale."""
     policy = results["policies"][0]  # holds version 2
     assert gap(policy, results[1][0][0], 0.5) > 0.1
     assert gap(policy, results["base"], 0.5) > 0.1

@@ -1,7 +1,11 @@
-"""One update, however it is split: over micro-batches, over DeepSpeed processes, with a rank that has nothing."""
+"""One update, however it is split over micro-batches and DeepSpeed processes.
+
+One of the processes may have no sample.
+"""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -15,7 +19,10 @@ from jhima.policy import load_policy
 
 
 def one_shot(checkpoint, passes: int = 2) -> tuple[dict, list[float]]:
-    """The same update by plain autograd and AdamW: all samples, zero advantages too, in one backward a pass."""
+    """The same update by plain autograd and AdamW: one backward pass over all samples.
+
+    Those with advantage zero are among them.
+    """
     torch.manual_seed(0)
     policy = load_policy(checkpoint, "cpu", torch.float32, lora=(4, 8))
     trainable = [p for p in policy.parameters() if p.requires_grad]
@@ -42,33 +49,24 @@ def one_shot(checkpoint, passes: int = 2) -> tuple[dict, list[float]]:
 )
 def test_any_split_gives_the_one_shot_update(checkpoint, tmp_path, processes, micro, deal):
     out = tmp_path / "result.pt"
+    command = f"torch.distributed.run --standalone --nproc-per-node {processes}".split()
+    worker = ROOT / "tests/helpers/rl_worker.py"
     subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            str(processes),
-            str(ROOT / "tests" / "rl_worker.py"),
-            str(checkpoint),
-            str(out),
-            str(micro),
-            deal,
-        ],
+        [sys.executable, "-m", *command, worker, checkpoint, out, str(micro), deal],
         check=True,
         timeout=240,
         capture_output=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     result = torch.load(out)
     state, norms = one_shot(checkpoint)
     for name, expected in state.items():
-        # Adam divides by the size of a gradient, so this asks for it to about one part in a thousand, element by element.
+        # Adam divides by the size of a gradient, so this asks for each of its elements to about one
+        # part in a thousand.
         assert (result["state"][name] - expected).abs().max() < 1e-6, name
     first, second = result["rows"]
-    assert (
-        first["actor/clip_low"] == first["actor/clip_high"] == first["actor/approx_kl"] == 0
-    )  # ratios are exactly 1
+    clipped = [first[f"actor/{name}"] for name in ("clip_low", "clip_high", "approx_kl")]
+    assert clipped == [0, 0, 0]  # ratios are exactly 1
     assert second["actor/approx_kl"] > 0
     assert [first["actor/grad_norm"], second["actor/grad_norm"]] == pytest.approx(norms, rel=1e-4)
 

@@ -1,6 +1,8 @@
-"""Several ranks: the run of one rank, equal shares, one folder; a dead rank ends the job, and the same command resumes.
+"""Several ranks give the run of one rank; shares are equal; a dead rank ends the job; it resumes.
 
-LAUNCHERS="torchrun deepspeed" python -m pytest tests/training/test_ranks.py      # killed under the real launchers too
+Under the real launchers too:
+
+    LAUNCHERS="torchrun deepspeed" python -m pytest tests/training/test_ranks.py
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ from jhima.training.deepspeed_engine import free_port
 from jhima.training.ranks import balanced, tokens
 
 FLAGS = (
-    "--K 2 --M 2 --T 1 --plan-tokens 6 --action-tokens 6 --micro-batch 4 --lora-rank 4 --lora-alpha 8 --lr 1e-3 "
-    "--sampler-batch 1 --tasks-per-batch 3 --epochs 2"
+    "--K 2 --M 2 --T 1 --plan-tokens 6 --action-tokens 6 --micro-batch 4 --lora-rank 4 "
+    "--lora-alpha 8 --lr 1e-3 --sampler-batch 1 --tasks-per-batch 3 --epochs 2"
 ).split()
 
 
@@ -81,17 +83,8 @@ def tasks(tmp_path):
 
 
 def flags(checkpoint, tasks, out) -> list[str]:
-    return [
-        *FLAGS,
-        "--decomposer",
-        str(checkpoint),
-        "--actor",
-        str(checkpoint),
-        "--tasks",
-        str(tasks),
-        "--out",
-        str(out),
-    ]
+    paths = f"--decomposer {checkpoint} --actor {checkpoint} --tasks {tasks} --out {out}"
+    return [*FLAGS, *paths.split()]
 
 
 def start(checkpoint, tasks, out, world: int, outs=None) -> list:
@@ -162,8 +155,11 @@ def assert_same_run(a, b) -> None:
 
 
 def test_two_ranks_are_one_run_and_a_dead_rank_ends_it(checkpoint, tasks, tmp_path):
-    """Two ranks equal one within rounding, though rank 1 was killed on the way: rank 0, which may be in a collective or
-    a rollout of its own, ends at once with a line that says so; no browser and no site outlives them."""
+    """Two ranks equal one within rounding, though rank 1 was killed on the way.
+
+    Rank 0, which may be in a collective or a rollout of its own, ends at once with a line that says
+    so. No browser and no site outlives them.
+    """
     one, two = tmp_path / "one", tmp_path / "two"
     alone = start(checkpoint, tasks, one, 1)
     assert join(alone) == [0]
@@ -194,9 +190,10 @@ def test_a_host_without_the_shared_folder_is_told(checkpoint, tasks, tmp_path, m
 
 
 def test_what_a_killed_process_left_is_killed():
-    """vLLM's engine would keep its GPU memory. The test's process is another one that does not care for its parent."""
+    """vLLM's engine would keep its GPU memory. This test has `sleep` in its place."""
     code = (
-        "import subprocess, sys, time; from jhima.serving import reaper; print(subprocess.Popen(['sleep', '300']).pid, flush=True); "
+        "import subprocess, sys, time; from jhima.serving import reaper; "
+        "print(subprocess.Popen(['sleep', '300']).pid, flush=True); "
         "reaper.start(); time.sleep(300)"
     )
     process = subprocess.Popen(
@@ -220,23 +217,15 @@ def test_what_a_killed_process_left_is_killed():
 
 @pytest.mark.parametrize("launcher", os.environ.get("LAUNCHERS", "").split())
 def test_killed_under_a_launcher(launcher, tmp_path):
-    """The command that users type, on the pocket base model: the job ends soon, with both lines; then it resumes."""
+    """The command that users type, on the pocket base model: the job ends soon; then it resumes."""
     out = tmp_path / "run"
-    command = [
-        *{"torchrun": "torchrun --nproc-per-node 2", "deepspeed": "deepspeed --num_gpus 2"}[
-            launcher
-        ].split(),
-        "train_rl.py",
-        *FLAGS,
-        "--decomposer",
-        "jhima/pocket/base",
-        "--actor",
-        "jhima/pocket/base",
-        "--limit-batches",
-        "2",
-        "--out",
-        str(out),
-    ]
+    launchers = {
+        "torchrun": "torchrun --nproc-per-node 2",
+        "deepspeed": "deepspeed --num_gpus 2",
+    }
+    models = "--decomposer jhima/pocket/base --actor jhima/pocket/base"
+    more = f"{models} --limit-batches 2 --out {out}".split()
+    command = [*launchers[launcher].split(), "train_rl.py", *FLAGS, *more]
     with open(tmp_path / "log", "w") as log:
         job = subprocess.Popen(
             command,

@@ -1,6 +1,8 @@
-"""train_rl.py's ablations and extensions end to end on the pocket arena, and a soak with injected faults.
+"""train_rl.py's ablations and extensions end to end on the pocket arena; a soak with faults.
 
-SOAK_BATCHES=200 python -m pytest tests/training/test_rl_ablations.py -k soak        # the long run; the test's is 2 batches
+The soak test plays 2 batches. A long run:
+
+    SOAK_BATCHES=200 python -m pytest tests/training/test_rl_ablations.py -k soak
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ def test_every_ablation_runs_end_to_end(monkeypatch, checkpoint, tmp_path):
         return results
 
     results = asyncio.run(go())
-    for name, (args, learners, rows, group) in results.items():
+    for name, (args, learners, rows, _) in results.items():
         expected = ABLATIONS[name][1]
         assert [(row["batch"], row["pass"]) for row in rows] == [
             (b, p) for b in range(len(expected)) for p in range(2)
@@ -123,8 +125,10 @@ def test_flags_that_contradict_each_other(monkeypatch, tmp_path, flags, message)
 
 
 def test_soak(monkeypatch, checkpoint, tmp_path):
-    """Browser kills, stalled sites, HTTP 500, garbled replies and judge failures at random: the run ends by itself, each
-    fault is classified, none is a zero, and what is left still teaches."""
+    """Browser kills, stalled sites, HTTP 500, garbled replies and judge failures at random.
+
+    The run ends by itself, each fault is classified, none is a zero, and the rest still teaches.
+    """
     batches = int(os.environ.get("SOAK_BATCHES", 2))
     reward_some(monkeypatch)
     injected = inject(monkeypatch, random.Random(0), period=9)
@@ -161,8 +165,10 @@ def test_soak(monkeypatch, checkpoint, tmp_path):
     assert any(p.abs().max() > 0 for n, p in learners[1].policy.named_parameters() if "lora_B" in n)
     used = [row["memory/host"] for row in rows]
     print(
-        f"{batches} batches; injected {injected}; failures {failures}, lost episodes {sum(r.get('episodes_lost', 0) for r in rows)}, "
-        f"lost tasks {sum(r['tasks_lost'] for r in rows)}; memory GiB {used[0]:.3f} first, {max(used):.3f} most, {used[-1]:.3f} last"
+        f"{batches} batches; injected {injected}; failures {failures}, "
+        f"lost episodes {sum(r.get('episodes_lost', 0) for r in rows)}, "
+        f"lost tasks {sum(r['tasks_lost'] for r in rows)}; "
+        f"memory GiB {used[0]:.3f} first, {max(used):.3f} most, {used[-1]:.3f} last"
     )
     if batches >= 40:
         assert median(used[-10:]) < median(used[10:20]) + 0.1

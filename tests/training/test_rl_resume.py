@@ -1,6 +1,8 @@
-"""A run killed at random points equals an uninterrupted one bit for bit, and repeats no finished episode.
+"""A run killed at random points equals an uninterrupted one bit for bit, and repeats no episode.
 
-KILLS=20 python -m pytest tests/training/test_rl_resume.py         # the long check; the test's is one kill
+The test kills once. The long check:
+
+    KILLS=20 python -m pytest tests/training/test_rl_resume.py
 """
 
 from __future__ import annotations
@@ -19,21 +21,14 @@ BATCHES = 2 + KILLS * 3 // 4
 
 
 def start(checkpoint, out, tasks):
-    # One reply at a time: a larger batch's composition, which depends on timing, would reach a reply's last bit.
-    flags = [
-        *"--K 2 --M 3 --T 2 --plan-tokens 6 --action-tokens 6 --micro-batch 4 --lora-rank 4 --lora-alpha 8 --lr 1e-3 "
-        "--sampler-batch 1 --keep 99 --tasks-per-batch 1".split(),
-        "--epochs",
-        str(BATCHES),
-        "--decomposer",
-        str(checkpoint),
-        "--actor",
-        str(checkpoint),
-        "--tasks",
-        str(tasks),
-        "--out",
-        str(out),
-    ]
+    # One reply at a time: which replies share a larger batch depends on timing, and would reach a
+    # reply's last bit.
+    flags = (
+        "--K 2 --M 3 --T 2 --plan-tokens 6 --action-tokens 6 --micro-batch 4 --lora-rank 4 "
+        "--lora-alpha 8 --lr 1e-3 --sampler-batch 1 --keep 99 --tasks-per-batch 1 "
+        f"--epochs {BATCHES} --decomposer {checkpoint} --actor {checkpoint} "
+        f"--tasks {tasks} --out {out}"
+    ).split()
     return start_process(run_script, flags)
 
 
@@ -55,21 +50,16 @@ def rows(out) -> list[dict]:
 
 def test_killed_runs_equal_the_uninterrupted_one(checkpoint, tmp_path):
     tasks = tmp_path / "tasks.json"
-    tasks.write_text(
-        json.dumps(
-            [
-                {
-                    "task_id": 0,
-                    "sites": list(TASK.sites),
-                    "start_url": TASK.start_url,
-                    "intent": TASK.intent,
-                    "eval": TASK.eval,
-                    "require_login": False,
-                    "intent_template_id": 0,
-                }
-            ]
-        )
-    )
+    task = {
+        "task_id": 0,
+        "sites": list(TASK.sites),
+        "start_url": TASK.start_url,
+        "intent": TASK.intent,
+        "eval": TASK.eval,
+        "require_login": False,
+        "intent_template_id": 0,
+    }
+    tasks.write_text(json.dumps([task]))
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     reference = start(checkpoint, whole, tasks)
     reference.join(200)
@@ -80,11 +70,10 @@ def test_killed_runs_equal_the_uninterrupted_one(checkpoint, tmp_path):
         if not left:
             break
         left -= 1
-        # Somewhere in the run, by the files that it writes; later by up to half a second, for an update writes none.
-        goal, patience = (
-            files(killed) + rng.randint(1, max(2, total // (KILLS + 1))),
-            rng.random() / 2,
-        )
+        # Somewhere in the run, by the files that it writes; up to half a second later, because an
+        # update writes none.
+        goal = files(killed) + rng.randint(1, max(2, total // (KILLS + 1)))
+        patience = rng.random() / 2
         while files(killed) < goal and process.is_alive():
             time.sleep(0.005)
         time.sleep(patience)

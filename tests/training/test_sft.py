@@ -1,4 +1,7 @@
-"""train_sft.py itself, in processes of its own: killed and resumed, over one process and two, on data with broken samples."""
+"""train_sft.py itself, in processes of its own: killed and resumed, on one process and on two.
+
+Some samples of its data are broken.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import json
 import multiprocessing
 import os
 import re
+import shutil
 import signal
 import sys
 import time
@@ -15,8 +19,10 @@ import torch
 from safetensors.torch import load_file
 from samples import ROOT, start_process
 from scalecua import demonstrations, sample, write_data, write_image
+from transformers import AutoImageProcessor, AutoTokenizer
 
 import train_sft
+from jhima.policy import check_checkpoint
 from jhima.training.deepspeed_engine import free_port
 
 PLAN = [{"title": "Open it", "goal": "it is open"}, {"title": "Read it", "goal": "it is read"}]
@@ -24,7 +30,7 @@ PLAN = [{"title": "Open it", "goal": "it is open"}, {"title": "Read it", "goal":
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """(meta file, annotations): 8 trajectories of 3 steps, 8 chats and 4 groundings, of which 3 are broken."""
+    """(meta file, annotations): 8 trajectories of 3 steps, 8 chats, and 4 groundings, 3 broken."""
     folder = tmp_path_factory.mktemp("sft")
     metas = [demonstrations(folder / "steps", 8)]
     chats = [sample([], f"Open page {i}", "Click Zoo " * (1 + i % 3)) for i in range(8)]
@@ -63,24 +69,8 @@ def run(argv: list[str], rank: int, world: int, port: int, log: str) -> None:
 def start(
     data, checkpoint, out, *more: object, rank: int = 0, world: int = 1, port: int = 0
 ) -> multiprocessing.Process:
-    argv = [
-        "train_sft.py",
-        "--data",
-        data[0],
-        "--annotations",
-        data[1],
-        "--model",
-        checkpoint,
-        "--out",
-        out,
-        "--lr",
-        1e-2,
-        "--eval-share",
-        0.25,
-        "--epochs",
-        2,
-        *more,
-    ]
+    argv = ["train_sft.py", "--data", data[0], "--annotations", data[1], "--model", checkpoint]
+    argv += ["--out", out, "--lr", 1e-2, "--eval-share", 0.25, "--epochs", 2, *more]
     return start_process(
         run,
         list(map(str, argv)),
@@ -109,14 +99,12 @@ ACTOR = "--role", "actor", "--micro-batch", 3, "--accumulate", 1, "--save-every"
 
 
 def test_killed_and_resumed_bit_for_bit(data, checkpoint, tmp_path):
-    """SIGTERM, then SIGKILL, at any point after a checkpoint: the rest of the curve, and the model, are a quiet run's."""
+    """SIGTERM, then SIGKILL, at any point after a checkpoint: curve and model are a quiet run's."""
     quiet, killed = tmp_path / "quiet", tmp_path / "killed"
     finish(start(data, checkpoint, quiet, *ACTOR, "--workers", 2))
     latest = killed / "resume/latest"
-    for after, name in (
-        (2, signal.SIGTERM),
-        (6, signal.SIGKILL),
-    ):  # steps; workers need not be the same
+    # After so many steps; the number of workers need not be the same.
+    for after, name in ((2, signal.SIGTERM), (6, signal.SIGKILL)):
         process, deadline = start(data, checkpoint, killed, *ACTOR), time.monotonic() + 60
         while time.monotonic() < deadline and not (
             latest.exists() and int(latest.read_text().removeprefix("step")) >= after
@@ -154,29 +142,18 @@ def test_killed_and_resumed_bit_for_bit(data, checkpoint, tmp_path):
 
 @pytest.mark.parametrize("more", [[], ["--tune-vision"]])
 def test_two_processes_under_zero_3_equal_one(data, checkpoint, tmp_path, more):
-    """Every parameter partitioned, ranks with different images and numbers of packs: the same losses and gradients."""
+    """Every parameter partitioned, ranks with different images and numbers of packs.
+
+    The losses and gradients are the same.
+    """
     config = json.loads((ROOT / "ds_config.json").read_text())
     config["zero_optimization"]["stage3_param_persistence_threshold"] = 0
     (tmp_path / "ds.json").write_text(json.dumps(config))
     one, two, port = tmp_path / "one", tmp_path / "two", free_port()
     same = ["--role", "actor", *more, "--accumulate", 1, "--lr", 1e-3]
+    zero_3 = [*same, "--zero", 3, "--micro-batch", 4, "--deepspeed-config", tmp_path / "ds.json"]
     ranks = [
-        start(
-            data,
-            checkpoint,
-            two,
-            *same,
-            "--zero",
-            3,
-            "--micro-batch",
-            4,
-            "--deepspeed-config",
-            tmp_path / "ds.json",
-            rank=rank,
-            world=2,
-            port=port,
-        )
-        for rank in range(2)
+        start(data, checkpoint, two, *zero_3, rank=rank, world=2, port=port) for rank in range(2)
     ]
     finish(*ranks)
     finish(start(data, checkpoint, one, *same, "--zero", 1, "--micro-batch", 8))
@@ -198,27 +175,36 @@ def test_two_processes_under_zero_3_equal_one(data, checkpoint, tmp_path, more):
     states = [load_file(folder / "model.safetensors") for folder in (one, two)]
     assert states[0].keys() == states[1].keys()
     assert max((states[0][n].float() - states[1][n].float()).abs().max() for n in states[0]) < 1e-4
+    for folder in (one, two):
+        assert_loads_as_it_is(folder, checkpoint)
+
+
+def assert_loads_as_it_is(folder, checkpoint) -> None:
+    """transformers and vLLM find in what was written all that they found in the base."""
+    written, base = (AutoImageProcessor.from_pretrained(path) for path in (folder, checkpoint))
+    assert written.to_dict() == base.to_dict()
+    assert len(AutoTokenizer.from_pretrained(folder)) == len(
+        AutoTokenizer.from_pretrained(checkpoint)
+    )
+    missing = {path.name for path in checkpoint.iterdir()} - {p.name for p in folder.iterdir()}
+    assert not missing
+    check_checkpoint(folder)
+
+
+def test_a_checkpoint_without_its_image_processor_is_told(data, checkpoint, tmp_path, monkeypatch):
+    """What vLLM would say minutes later, in a traceback, is one line before any model loads."""
+    model = shutil.copytree(checkpoint, tmp_path / "model")
+    (model / "preprocessor_config.json").unlink()
+    argv = ["train_sft.py", *ACTOR, "--data", data[0], "--annotations", data[1], "--model", model]
+    monkeypatch.setattr(sys, "argv", [*map(str, argv), "--out", str(tmp_path / "out")])
+    with pytest.raises(SystemExit, match="^train_sft.py: .*model: no preprocessor_config.json"):
+        train_sft.main()
 
 
 def test_what_was_left_out_is_counted(data, checkpoint, tmp_path):
     out = tmp_path / "out"
-    finish(
-        start(
-            data,
-            checkpoint,
-            out,
-            "--role",
-            "actor",
-            "--micro-batch",
-            9,
-            "--accumulate",
-            1,
-            "--eval-share",
-            0,
-            "--epochs",
-            1,
-        )
-    )
+    flags = "--role actor --micro-batch 9 --accumulate 1 --eval-share 0 --epochs 1".split()
+    finish(start(data, checkpoint, out, *flags))
     found = json.loads((out / "sft.json").read_text())
     assert (
         found["left_out_before"]["trajectory without annotation"] == 1
@@ -235,27 +221,8 @@ def test_another_run_of_the_same_name_is_refused(data, checkpoint, tmp_path, mon
     out = tmp_path / "out"
     out.mkdir()
     (out / "args.json").write_text(json.dumps({"script": "train_sft.py", "role": "decomposer"}))
-    monkeypatch.setattr(
-        sys,
-        "argv",
-        list(
-            map(
-                str,
-                [
-                    "train_sft.py",
-                    *ACTOR,
-                    "--data",
-                    data[0],
-                    "--annotations",
-                    data[1],
-                    "--model",
-                    checkpoint,
-                    "--out",
-                    out,
-                ],
-            )
-        ),
-    )
+    argv = ["train_sft.py", *ACTOR, "--data", data[0], "--annotations", data[1], "--out", out]
+    monkeypatch.setattr(sys, "argv", [*map(str, argv), "--model", str(checkpoint)])
     monkeypatch.chdir(ROOT)
     with pytest.raises(SystemExit, match="train_sft.py: .*holds a run with --"):
         train_sft.main()

@@ -1,6 +1,8 @@
-"""A run over two hosts, which here are two network namespaces: their own loopback, and one cable between them.
+"""A run over two hosts: two network namespaces with their own loopback, and a cable between them.
 
-LAUNCHERS="no_ssh pdsh" python -m pytest tests/training/test_two_hosts.py       # deepspeed too; pdsh needs pdsh and sshd
+With deepspeed's launchers too (pdsh needs pdsh and sshd):
+
+    LAUNCHERS="no_ssh pdsh" python -m pytest tests/training/test_two_hosts.py
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ from jhima.training.deepspeed_engine import free_port
 
 ADDRESSES = "10.213.7.1", "10.213.7.2"
 SCRIPT = (
-    "train_rl.py --decomposer jhima/pocket/base --actor jhima/pocket/base --K 2 --M 2 --T 2 --plan-tokens 8 --action-tokens 8 "
-    "--lora-rank 4 --lora-alpha 8 --tasks-per-batch 2 --limit-batches 2"
+    "train_rl.py --decomposer jhima/pocket/base --actor jhima/pocket/base --K 2 --M 2 --T 2 "
+    "--plan-tokens 8 --action-tokens 8 --lora-rank 4 --lora-alpha 8 --tasks-per-batch 2 "
+    "--limit-batches 2"
 ).split()
 
 
@@ -40,20 +43,8 @@ def hosts():
             for name in names:
                 ip("netns", "add", name)
                 stack.callback(ip, "netns", "del", name)
-            ip(
-                "link",
-                "add",
-                "cable",
-                "netns",
-                names[0],
-                "type",
-                "veth",
-                "peer",
-                "name",
-                "cable",
-                "netns",
-                names[1],
-            )
+            cable = f"link add cable netns {names[0]} type veth peer name cable netns {names[1]}"
+            ip(*cable.split())
             for name, address in zip(names, ADDRESSES):
                 for words in (
                     f"addr add {address}/24 dev cable",
@@ -68,7 +59,7 @@ def hosts():
 
 @contextmanager
 def logins(hosts, folder: Path):
-    """An ssh server on each host, with keys made for the occasion; yields the options of ssh that find them."""
+    """An ssh server on each host, with keys of its own; yields ssh's options that find them."""
     for name in {"host", "user"} - {
         path.name for path in folder.iterdir()
     }:  # the second launch finds them
@@ -76,8 +67,8 @@ def logins(hosts, folder: Path):
             ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True
         )
     (folder / "sshd").write_text(
-        f"HostKey {folder}/host\nAuthorizedKeysFile {folder}/user.pub\nStrictModes no\nPidFile none\n"
-        "UsePAM no\nPermitRootLogin yes\n"
+        f"HostKey {folder}/host\nAuthorizedKeysFile {folder}/user.pub\nStrictModes no\n"
+        "PidFile none\nUsePAM no\nPermitRootLogin yes\n"
     )
     Path("/run/sshd").mkdir(exist_ok=True)
     servers = [
@@ -87,7 +78,8 @@ def logins(hosts, folder: Path):
         for name in hosts
     ]
     try:
-        yield f"-i {folder}/user -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR"
+        options = "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR"
+        yield f"-i {folder}/user {options}"
     finally:
         for server in servers:
             server.terminate()
@@ -96,7 +88,10 @@ def logins(hosts, folder: Path):
 
 @contextmanager
 def launch(launcher: str, hosts, folder: Path, out: Path, log: Path):
-    """Starts the run as its users would, once a host or, for pdsh, once; yields the launchers' processes."""
+    """Starts the run as its users would: once per host or, with pdsh, once.
+
+    Yields the launchers' processes.
+    """
     port, script = str(free_port()), [*SCRIPT, "--out", str(out)]
     # What a host calls itself has no address on the cable; real hosts' names do.
     env = os.environ | {"GLOO_SOCKET_IFNAME": "cable", "OMP_NUM_THREADS": "1"}
@@ -164,8 +159,11 @@ def launch(launcher: str, hosts, folder: Path, out: Path, log: Path):
 
 @pytest.mark.parametrize("launcher", ["torchrun", *os.environ.get("LAUNCHERS", "").split()])
 def test_two_hosts_are_one_job(launcher, hosts, tmp_path):
-    """Both play and train a batch; then the second host's rank is killed. Its launcher ends, and so does the first
-    host's, which hears of it from us alone: torchrun's agents do not tell each other. Then the same command goes on."""
+    """Both play and train a batch; then the second host's rank is killed.
+
+    Its launcher ends, and so does the first host's, which only our watchdog tells: torchrun's
+    agents do not tell each other. Then the same command resumes.
+    """
     if launcher == "pdsh" and not (shutil.which("pdsh") and Path("/usr/sbin/sshd").exists()):
         pytest.skip("no pdsh, or no sshd")
     out, log = tmp_path / "run", tmp_path / "log"
