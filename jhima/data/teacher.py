@@ -1,179 +1,90 @@
-"""The teacher's side of stage 1: requests, replies, patience, and the file that annotations are appended to.
+"""The teacher's side of stage 1: requests, replies, and the file that annotations are appended to.
 
-A request is one user message with the appendix prompt and its screenshots. What passes (a rate limit, a server error,
-a time-out, a body cut short) is waited out with growing pauses; a request that the server refuses for good is recorded
-as failed; what no request can survive (a wrong key, no money left) is `Refused` and ends the run.
+A request is one user message with the appendix prompt and its screenshots. A request that the
+server refuses for good is recorded as failed; jhima/models/openai_client.py tells the failures
+apart.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import fcntl
 import json
 import math
 import os
-import random
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
-import openai
 from PIL import Image
 
 from jhima.data.platforms import PLATFORMS
-from jhima.data.scalecua import DataSet, Trajectory, irregularities, read_trajectory
+from jhima.data.scalecua import Broken, DataSet, Trajectory, irregularities, read_trajectory
 from jhima.data.teacher_prompts import annotation_parts, read_annotation
-
-Api = Literal["chat", "responses"]
-
-
-LONGEST_PAUSE = 60.0  # seconds between two tries
-
+from jhima.models.openai_client import Client, Reply, RequestRefused, image_part
 
 OUTPUT_TOKENS = 700  # of a reply, for the estimate: 300 written, the rest thought
-
-
-class Refused(RuntimeError):
-    """The endpoint will refuse every request: the run cannot go on."""
-
-
-class Unreachable(RuntimeError):
-    """One request failed for a time, as often as it was tried."""
-
-
-@dataclass(frozen=True)
-class Reply:
-    """A teacher's text (or why there is none for good), and the tokens it took in and gave out."""
-
-    text: str
-    error: str = ""
-    tokens: tuple[int, int] = (0, 0)
 
 
 # ---- requests ----
 
 
 def load(data_set: DataSet, number: int) -> tuple[Trajectory, list[str | bytes]]:
-    """A trajectory, and its request as interleaved texts and screenshots. Raises Broken, or OSError for an image."""
+    """A trajectory, and its request as interleaved texts and screenshots. Raises Broken."""
     trajectory = read_trajectory(data_set, number)
-    images = [(trajectory.root / step.image).read_bytes() for step in trajectory.steps]
-    steps = [(step.operation, after) for step, after in zip(trajectory.steps, [*images[1:], b""])]
+    try:
+        images = [(trajectory.root / step.image).read_bytes() for step in trajectory.steps]
+    except OSError:
+        raise Broken("image missing") from None
+    operations = [step.operation for step in trajectory.steps]
+    steps = list(zip(operations, [*images[1:], b""]))
     return trajectory, annotation_parts(trajectory.task, images[0], steps)
 
 
-def request_body(parts: list[str | bytes], model: str, api: Api) -> dict:
-    """The JSON body that asks for one annotation."""
-    text, image = ("text", "image_url") if api == "chat" else ("input_text", "input_image")
+def request_messages(parts: list[str | bytes]) -> list[dict]:
+    """The chat messages that ask for one annotation."""
     content = []
     for part in parts:
         if isinstance(part, str):
-            content.append({"type": text, "text": part})
-            continue
-        kind = "jpeg" if part.startswith(b"\xff\xd8") else "png"
-        url = f"data:image/{kind};base64," + base64.b64encode(part).decode()
-        content.append({"type": image, "image_url": {"url": url} if api == "chat" else url})
-    message = [{"role": "user", "content": content}]
-    return (
-        {"model": model, "messages": message}
-        if api == "chat"
-        else {"model": model, "input": message}
-    )
+            content.append({"type": "text", "text": part})
+        else:
+            content.append(image_part(part))
+    return [{"role": "user", "content": content}]
 
 
 def estimate_tokens(trajectory: Trajectory, parts: list[str | bytes]) -> int:
-    """About how many tokens a request takes in: 4 characters each, and for images 32-px patches, at most 1,536."""
+    """About how many tokens a request takes in.
+
+    4 characters of text per token; one token per 32-px patch of an image, at most 1,536.
+    """
     total = sum(len(part) for part in parts if isinstance(part, str)) // 4
     for step in trajectory.steps:
         with Image.open(trajectory.root / step.image) as image:
-            total += min(1536, math.prod(math.ceil(side / 32) for side in image.size))
+            width, height = image.size
+        total += min(1536, math.ceil(width / 32) * math.ceil(height / 32))
     return total
 
 
 # ---- replies ----
 
 
-def read_reply(body: object, api: Api) -> Reply:
-    """The reply in a response's JSON. Raises ValueError for JSON of another kind: a proxy's page, a body cut short."""
-    try:
-        usage = body.get("usage") or {}
-        if api == "chat":
-            text = body["choices"][0]["message"]["content"] or ""
-            tokens = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
-        else:
-            text = "".join(
-                part["text"]
-                for item in body["output"]
-                if item["type"] == "message"
-                for part in item["content"]
-                if part["type"] == "output_text"
-            )
-            tokens = usage.get("input_tokens", 0), usage.get("output_tokens", 0)
-        if not isinstance(text, str):
-            raise TypeError("text is no string")
-        return Reply(text, tokens=(int(tokens[0]), int(tokens[1])))
-    except (AttributeError, KeyError, IndexError, TypeError) as error:
-        raise ValueError(f"no reply of the {api} API: {error!r}") from None
+def annotation_row(trajectory: Trajectory, reply: Reply) -> dict:
+    """A trajectory's line of output. Raises ValueError for a reply that is not in the format."""
+    analysis, subtasks, unnecessary = read_annotation(reply.text)
+    return _row(trajectory, reply, failed=False) | {
+        "analysis": analysis,
+        "subtasks": [vars(subtask) for subtask in subtasks],
+        "unnecessary": unnecessary,
+    }
 
 
-async def ask(
-    client: openai.AsyncOpenAI, body: dict, api: Api, tries: int, timeout: float
-) -> Reply:
-    """One reply. Raises Unreachable after `tries` failures that may pass, Refused for one that will not."""
-    create = (
-        client.chat.completions.with_raw_response.create
-        if api == "chat"
-        else client.responses.with_raw_response.create
-    )
-    failure: Exception | None = None
-    for attempt in range(tries):
-        try:
-            async with asyncio.timeout(
-                timeout
-            ):  # of the whole exchange: a server may drip bytes for hours
-                response = await create(**body)
-                return read_reply(json.loads(response.text), api)
-        except (
-            openai.AuthenticationError,
-            openai.PermissionDeniedError,
-            openai.NotFoundError,
-        ) as error:
-            raise Refused(str(error)) from None
-        except openai.RateLimitError as error:
-            if error.code == "insufficient_quota":
-                raise Refused(str(error)) from None
-            failure = error
-        except (
-            openai.APIConnectionError,
-            openai.InternalServerError,
-            openai.ConflictError,
-            TimeoutError,
-            ValueError,
-        ) as error:
-            failure = error  # ValueError: not the JSON of a reply
-        except openai.APIStatusError as error:
-            if error.status_code != 408:
-                return Reply("", error=f"HTTP {error.status_code}: {str(error)[:500]}")
-            failure = error
-        if attempt + 1 < tries:
-            await asyncio.sleep(pause(attempt, getattr(failure, "response", None)))
-    raise Unreachable(f"{type(failure).__name__}: {str(failure)[:200]}")
+def failed_row(trajectory: Trajectory, reply: Reply, error: object) -> dict:
+    """The line of a trajectory that got no annotation, and will not be asked about again."""
+    return _row(trajectory, reply, failed=True) | {"error": str(error)}
 
 
-def pause(attempt: int, response: object = None) -> float:
-    """Seconds to wait after failure number `attempt`: 1, 2, 4, ... with jitter, or what the server asks for."""
-    try:
-        asked = float(response.headers["retry-after"])
-        if 0 <= asked <= LONGEST_PAUSE:
-            return asked
-    except (AttributeError, KeyError, ValueError):
-        pass
-    return min(LONGEST_PAUSE, 2.0**attempt) * random.uniform(0.5, 1.0)
-
-
-def output_row(trajectory: Trajectory, reply: Reply, last: bool) -> dict | None:
-    """A trajectory's line of output; None for a reply that cannot be read and is not the last one to be asked for."""
-    row = {
+def _row(trajectory: Trajectory, reply: Reply, failed: bool) -> dict:
+    return {
         "trajectory": trajectory.key,
         "platform": PLATFORMS[trajectory.platform],
         "task": trajectory.task,
@@ -181,56 +92,51 @@ def output_row(trajectory: Trajectory, reply: Reply, last: bool) -> dict | None:
         "subtasks": [],
         "unnecessary": None,
         "odd": irregularities(trajectory),
-        "tokens": list(reply.tokens),
-    }
-    try:
-        analysis, subtasks, unnecessary = read_annotation(reply.text)
-    except ValueError as error:
-        if not (last or reply.error):
-            return None
-        return row | {"reply": reply.text, "failed": True, "error": reply.error or str(error)}
-    return row | {
-        "analysis": analysis,
-        "subtasks": [vars(g) for g in subtasks],
-        "unnecessary": unnecessary,
+        "tokens": [reply.prompt_tokens, reply.completion_tokens],
         "reply": reply.text,
-        "failed": False,
+        "failed": failed,
     }
 
 
-async def annotate(
-    client: openai.AsyncOpenAI,
-    data_set: DataSet,
-    number: int,
-    model: str,
-    api: Api,
-    tries: int,
-    timeout: float,
-) -> dict:
-    """One trajectory's line of output. A reply that cannot be read is asked for once more."""
+async def annotate(client: Client, data_set: DataSet, number: int) -> dict:
+    """One trajectory's line of output. A reply that cannot be read is asked for once more.
+
+    Raises Broken, or EndpointRefused or Unreachable of the client.
+    """
     trajectory, parts = await asyncio.to_thread(load, data_set, number)
-    body = await asyncio.to_thread(request_body, parts, model, api)
-    first = await ask(client, body, api, tries, timeout)
-    row = output_row(trajectory, first, last=False)
-    if row is None:
-        second = await ask(client, body, api, tries, timeout)
-        tokens = (first.tokens[0] + second.tokens[0], first.tokens[1] + second.tokens[1])
-        row = output_row(trajectory, Reply(second.text, second.error, tokens), last=True)
-    return row
+    messages = await asyncio.to_thread(request_messages, parts)
+    tokens_in = tokens_out = 0
+    for last in (False, True):
+        try:
+            reply = await client.complete(messages)
+        except RequestRefused as refusal:
+            return failed_row(trajectory, Reply("", False, tokens_in, tokens_out), refusal)
+        tokens_in += reply.prompt_tokens
+        tokens_out += reply.completion_tokens
+        reply = Reply(reply.text, reply.truncated, tokens_in, tokens_out)
+        try:
+            return annotation_row(trajectory, reply)
+        except ValueError as error:
+            if last:
+                return failed_row(trajectory, reply, error)
 
 
 # ---- the output ----
 
 
 class Output:
-    """A JSON-lines file that only grows, by one process at a time.
+    """A JSON-lines file that only grows, written by one process at a time.
 
-    Opening it takes off a line that a kill cut short. `done` holds the trajectories it has, `tokens` what they took.
-    Raises ValueError for a file that holds anything else, or that another process is writing.
+    Opening it removes a line that a kill cut short. `done` holds the keys of the trajectories in
+    it, `tokens` what they took in and gave out. Raises ValueError for a file that holds anything
+    else, or that another process is writing.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path, self.done, self.tokens, self.failed = path, set(), [0, 0], 0
+        self.path = path
+        self.done: set[str] = set()
+        self.tokens = [0, 0]
+        self.failed = 0
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("a+b")
         try:
@@ -238,13 +144,12 @@ class Output:
         except OSError:
             raise ValueError(f"{path}: another annotate.py is writing it") from None
         self._file.seek(0)
-        whole = 0
+        whole = 0  # bytes of complete lines
         for line in self._file:
             if not line.endswith(b"\n"):
                 break
             try:
-                row = json.loads(line)
-                self._count(row)
+                self._count(json.loads(line))
             except (ValueError, KeyError, TypeError):
                 raise ValueError(
                     f"{path}: holds lines that annotate.py did not write; give another --out"
@@ -258,14 +163,23 @@ class Output:
         self.tokens = [total + used for total, used in zip(self.tokens, row.get("tokens", (0, 0)))]
 
     def add(self, row: dict) -> None:
-        """Appends a line, once a trajectory."""
-        if row["trajectory"] not in self.done:
-            self._file.write(
-                json.dumps(row).encode() + b"\n"
-            )  # ASCII: a reply may hold lone surrogates
-            self._file.flush()
-            self._count(row)
+        """Appends a line, unless its trajectory has one."""
+        if row["trajectory"] in self.done:
+            return
+        self._file.write(json.dumps(row).encode() + b"\n")  # ASCII: a reply may hold surrogates
+        self._file.flush()
+        self._count(row)
 
     def close(self) -> None:
         os.fsync(self._file.fileno())
         self._file.close()
+
+
+@dataclass
+class AnnotationRun:
+    """The teacher, every trajectory by its key, and where their annotations go."""
+
+    client: Client
+    output: Output
+    every: dict[str, tuple[DataSet, int]]
+    left_out: Counter[str] = field(default_factory=Counter)  # what was left undone, by reason

@@ -1,4 +1,4 @@
-"""annotate.py against a teacher that misbehaves in every way, and against a SIGKILL at any moment."""
+"""annotate.py against a teacher that misbehaves in every way, and a SIGKILL at any moment."""
 
 from __future__ import annotations
 
@@ -24,13 +24,20 @@ import jhima.data.teacher
 from jhima.data.scalecua import read_annotations, read_meta, read_trajectory
 from jhima.data.teacher import Output
 
-GOOD = "[SUBGOAL ANALYSIS]\nA page is opened.\n\n[SUBTASKS]\nSUBTASK 1:\nOpen it\n- Goal:\n{task}\n\n[UNNECESSARY ACTIONS]\n{verdict}"
+GOOD = (
+    "[SUBGOAL ANALYSIS]\nA page is opened.\n\n[SUBTASKS]\nSUBTASK 1:\nOpen it\n- Goal:\n{task}\n\n"
+    "[UNNECESSARY ACTIONS]\n{verdict}"
+)
 FAULTS = ["429", "500", "503", "cut", "hang", "no json", "no reply", "reset", "empty"]
 
 
 class Teacher(ThreadingHTTPServer):
-    """An OpenAI-like server. `faults`: what goes wrong with the coming requests (drawn from them at random where it is a
-    set of weights); `bad`: tasks whose replies never parse, `refused`: tasks answered with HTTP 400."""
+    """An OpenAI-like server.
+
+    faults: what goes wrong with the next requests; `chance`: how often one of FAULTS goes wrong
+    with another request. bad: tasks whose replies do not parse; refused: tasks answered with HTTP
+    400.
+    """
 
     daemon_threads = True
 
@@ -160,7 +167,8 @@ class Handler(BaseHTTPRequestHandler):
             )
         time.sleep(0.01)
         with server.lock:
-            server.flying -= 1  # before a byte is sent: whoever has read a reply, or given it up, may ask again at once
+            # Before a byte is sent: whoever has read a reply, or given up, may ask again at once.
+            server.flying -= 1
         self.answer(body, fault)
 
     def answer(self, body: dict, fault: str) -> None:
@@ -208,7 +216,7 @@ def teacher():
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
-    monkeypatch.setattr(jhima.data.teacher, "LONGEST_PAUSE", 0.02)
+    monkeypatch.setattr("jhima.models.openai_client.LONGEST_PAUSE", 0.02)
 
 
 @pytest.fixture(scope="module")
@@ -277,7 +285,10 @@ def test_every_fault_is_outlived(meta, tmp_path, api):
 
 
 def test_killed_at_random_moments_it_ends_with_the_same_file(meta, tmp_path):
-    """SIGKILL again and again, while a third of all requests fail. The file is cut by hand too, as a kill may cut it."""
+    """SIGKILL again and again, while a third of all requests fail.
+
+    The file is cut by hand too, as a kill may cut it.
+    """
     quiet, killed = tmp_path / "quiet.jsonl", tmp_path / "killed.jsonl"
     kills = int(os.environ.get("KILLS", "5"))
     with teacher() as server:
@@ -298,7 +309,10 @@ def test_killed_at_random_moments_it_ends_with_the_same_file(meta, tmp_path):
 
 
 def test_batches(meta, tmp_path, monkeypatch):
-    """Parts of two requests, killed while they are under way; each trajectory goes up once, an unreadable one twice."""
+    """Parts of two requests, killed while they are under way.
+
+    Each trajectory goes up once, an unreadable one twice.
+    """
     monkeypatch.setattr("jhima.data.openai_batch.PART_REQUESTS", 2)
     out = tmp_path / "a.jsonl"
     with teacher() as server:
@@ -332,9 +346,8 @@ def test_an_outage_leaves_trajectories_for_another_run(meta, tmp_path, capsys):
     with teacher() as server:
         server.faults = ["500"] * 24
         run(meta, tmp_path / "a.jsonl", server.url, "--retries", 2)
-        assert (
-            "left for another run: 12 InternalServerError" in capsys.readouterr().out
-            and not rows(tmp_path / "a.jsonl")
+        assert "left for another run: 12 HTTP 500" in capsys.readouterr().out and not rows(
+            tmp_path / "a.jsonl"
         )
         run(meta, tmp_path / "a.jsonl", server.url, "--limit", 5)
         assert len(rows(tmp_path / "a.jsonl")) == 5
