@@ -30,16 +30,10 @@ from pathlib import Path
 from tqdm import tqdm
 
 from jhima import cli
+from jhima.data import teacher
 from jhima.data.openai_batch import annotate_batches
 from jhima.data.scalecua import Broken, DataSet, locate_trajectories, read_lines, read_meta
-from jhima.data.teacher import (
-    OUTPUT_TOKENS,
-    AnnotationRun,
-    Output,
-    annotate,
-    estimate_tokens,
-    load,
-)
+from jhima.data.teacher import AnnotationRun, Output
 from jhima.models.openai_client import Api, ApiFailure, Client, Unreachable
 
 SAMPLED = 50  # trajectories that the estimate is made from
@@ -110,13 +104,8 @@ def main() -> None:
         sys.exit(
             "annotate.py: no OPENAI_API_KEY in the environment (a local teacher needs --base-url)"
         )
-    client = Client(
-        options.base_url,
-        options.model,
-        options.retries,
-        options.timeout,
-        api=options.api or ("chat" if options.base_url else "responses"),
-    )
+    api = options.api or ("chat" if options.base_url else "responses")
+    client = Client(options.base_url, options.model, options.retries, options.timeout, api=api)
     run = AnnotationRun(client, output, every)
     try:
         if missing and options.batch:
@@ -159,11 +148,11 @@ def estimate(
     sampled = []
     for data_set, number in trajectories[:: math.ceil(count / SAMPLED)]:
         try:
-            sampled.append(estimate_tokens(*load(data_set, number)))
+            sampled.append(teacher.estimate_tokens(*teacher.load(data_set, number)))
         except (Broken, OSError):
             continue
     tokens_in = sum(sampled) / max(1, len(sampled)) * count
-    tokens_out = OUTPUT_TOKENS * count
+    tokens_out = teacher.OUTPUT_TOKENS * count
     dollars, note = cost([tokens_in, tokens_out], prices), ""
     if batch:
         dollars, note = dollars / 2, ", halved for --batch"
@@ -189,7 +178,7 @@ async def annotate_all(
         async def worker() -> None:
             for key in keys:
                 try:
-                    output.add(await annotate(run.client, *run.every[key]))
+                    output.add(await teacher.annotate(run.client, *run.every[key]))
                 except (Broken, Unreachable) as reason:
                     run.left_out[str(reason)] += 1
                 dollars = f"${cost(output.tokens, prices):.2f}"

@@ -94,13 +94,18 @@ class Lines:
         return np.searchsorted(self.trajectory, np.arange(len(self.keys) + 1), sorter=self._order)
 
 
-def _rows(path: Path) -> list[bytes]:
+def read_json(path: Path, expected: str) -> object:
+    """The JSON value in a file. Raises ValueError, which says what was expected there."""
     try:
-        rows = json.loads(path.read_text("utf-8"))
+        return json.loads(path.read_text("utf-8"))
     except OSError:
-        raise ValueError(f"{path}: no such file; expected a JSON list of samples") from None
+        raise ValueError(f"{path}: no such file; expected {expected}") from None
     except ValueError as error:
-        raise ValueError(f"{path}: expected a JSON list of samples: {error}") from None
+        raise ValueError(f"{path}: expected JSON: {error}") from None
+
+
+def _rows(path: Path) -> list[bytes]:
+    rows = read_json(path, "a JSON list of samples")
     if not isinstance(rows, list):
         raise ValueError(f"{path}: expected a JSON list of samples, got {type(rows).__name__}")
     return [json.dumps(row).encode() for row in rows]

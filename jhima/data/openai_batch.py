@@ -20,22 +20,11 @@ from typing import TypeVar
 from openai.types import Batch
 from tqdm import tqdm
 
+from jhima.data import teacher
 from jhima.data.scalecua import Broken, read_trajectory
-from jhima.data.teacher import (
-    AnnotationRun,
-    annotation_row,
-    failed_row,
-    load,
-    request_messages,
-)
-from jhima.models.openai_client import (
-    Reply,
-    Unreachable,
-    UnusableReply,
-    read_reply,
-    request_body,
-    status_kind,
-)
+from jhima.data.teacher import AnnotationRun
+from jhima.models import openai_client
+from jhima.models.openai_client import Reply, Unreachable, UnusableReply
 from jhima.run_directory import write_whole
 
 T = TypeVar("T")
@@ -122,12 +111,14 @@ def _write_part(run: AnnotationRun, queue: deque[tuple[str, int]]) -> str | None
         while queue and len(times) < PART_REQUESTS:
             key, time = queue[0]
             try:
-                _, parts = load(*run.every[key])
+                _, parts = teacher.load(*run.every[key])
             except Broken as reason:
                 run.left_out[str(reason)] += 1
                 queue.popleft()
                 continue
-            body = request_body(client.model, request_messages(parts), client.api)
+            body = openai_client.request_body(
+                client.model, teacher.request_messages(parts), client.api
+            )
             request = {"custom_id": str(len(times)), "method": "POST", "url": PATHS[client.api]}
             line = json.dumps(request | {"body": body}) + "\n"
             if times and size + len(line) > PART_BYTES:
@@ -186,12 +177,12 @@ async def _collect(run: AnnotationRun, part: str, batch: Batch) -> list[str]:
                 continue
             trajectory = read_trajectory(*run.every[key])
             try:
-                row = annotation_row(trajectory, reply)
+                row = teacher.annotation_row(trajectory, reply)
             except ValueError as error:
                 if times[key] == 1 and not refusal:
                     again.append(key)
                     continue
-                row = failed_row(trajectory, reply, refusal or error)
+                row = teacher.failed_row(trajectory, reply, refusal or error)
             run.output.add(row)
     missing = times.keys() - run.output.done - set(again)
     if missing:
@@ -207,7 +198,7 @@ def _read_response(response: dict, api: str) -> tuple[Reply | None, str]:
     """
     status = response.get("status_code") or 500
     if status == 200:
-        return read_reply(response["body"], api), ""
-    if status_kind(status) is Unreachable:
+        return openai_client.read_reply(response["body"], api), ""
+    if openai_client.failure_kind(status) is Unreachable:
         return None, ""
     return Reply(""), f"HTTP {status}: {json.dumps(response.get('body'))[:500]}"

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from jhima.data.jsonl_index import Lines
+from jhima.data.jsonl_index import Lines, read_json
 from jhima.data.platforms import Style, read_style
 from jhima.prompts import Subtask
 
@@ -106,7 +106,7 @@ def read_meta(path: Path | str, steps_only: bool = False) -> list[DataSet]:
     steps_only: leave out those that hold no trajectories.
     """
     path, data_sets = Path(path), []
-    meta = _read_json(path)
+    meta = read_json(path, "a meta file that names data sets")
     if isinstance(meta, list) and all(isinstance(other, str) for other in meta):
         for other in meta:
             data_sets += read_meta(path.parent / other, steps_only)
@@ -125,17 +125,6 @@ def read_meta(path: Path | str, steps_only: bool = False) -> list[DataSet]:
         lines = Lines(path.parent / entry["annotation"], describe)
         data_sets.append(DataSet(name, path.parent / entry["root"], style, repeat, lines))
     return data_sets
-
-
-def _read_json(path: Path) -> object:
-    try:
-        return json.loads(path.read_text("utf-8"))
-    except OSError:
-        raise ValueError(
-            f"{path}: no such file; expected a meta file that names data sets"
-        ) from None
-    except ValueError as error:
-        raise ValueError(f"{path}: expected JSON: {error}") from None
 
 
 def _check_entry(name: str, folder: Path, entry: object) -> None:

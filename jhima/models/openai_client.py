@@ -12,7 +12,7 @@ import json
 import os
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Literal, TypeVar
 
@@ -123,6 +123,7 @@ def _output_texts(output: list[dict]) -> list[str]:
 # ---- the client ----
 
 
+@dataclass
 class Client:
     """One model at one endpoint (url None: OpenAI's own).
 
@@ -130,20 +131,18 @@ class Client:
     The key is `key` or the variable OPENAI_API_KEY; local servers ask for none.
     """
 
-    def __init__(
-        self,
-        url: str | None,
-        model: str,
-        attempts: int,
-        timeout: float,
-        key: str | None = None,
-        api: Api = "chat",
-    ) -> None:
-        self.url, self.model, self.api = url or "https://api.openai.com/v1", model, api
-        self.attempts, self.timeout = attempts, timeout
-        self._key = key or os.environ.get("OPENAI_API_KEY") or "none"
+    url: str | None
+    model: str
+    attempts: int
+    timeout: float
+    key: str | None = field(default=None, repr=False)
+    api: Api = "chat"
+
+    def __post_init__(self) -> None:
+        self.url = self.url or "https://api.openai.com/v1"
+        self.key = self.key or os.environ.get("OPENAI_API_KEY") or "none"
         self.sdk = openai.AsyncOpenAI(
-            base_url=self.url, api_key=self._key, timeout=timeout, max_retries=0
+            base_url=self.url, api_key=self.key, timeout=self.timeout, max_retries=0
         )
 
     async def complete(
@@ -183,7 +182,9 @@ class Client:
             try:
                 return await call()
             except (openai.OpenAIError, TimeoutError, UnusableReply) as error:
-                kind = failure_kind(error)
+                kind = Unreachable
+                if isinstance(error, openai.APIStatusError):
+                    kind = failure_kind(error.status_code, error.code)
                 if kind is not Unreachable or attempt == last:
                     raise kind(self._describe(error), attempt) from None
                 seconds = pause(attempt, error)
@@ -199,23 +200,18 @@ class Client:
             text = str(error)
         else:
             text = f"{type(error).__name__}: {error.__cause__ or error}"
-        text = text.replace(self._key, "***")
+        text = text.replace(self.key, "***")
         return " ".join(text.split())[:LONGEST_MESSAGE]
 
 
-def failure_kind(error: Exception) -> type[ApiFailure]:
-    """Which failure an error of one attempt is, if it is the last one."""
-    if not isinstance(error, openai.APIStatusError):
-        return Unreachable
-    return EndpointRefused if error.code == "insufficient_quota" else status_kind(error.status_code)
+def failure_kind(status: int, code: str | None = None) -> type[ApiFailure]:
+    """What an HTTP status (and OpenAI's error code) says of further attempts.
 
-
-def status_kind(status: int) -> type[ApiFailure]:
-    """The same for an HTTP status.
-
-    >>> [status_kind(status).__name__ for status in (400, 401, 429, 503)]
+    >>> [failure_kind(status).__name__ for status in (400, 401, 429, 503)]
     ['RequestRefused', 'EndpointRefused', 'Unreachable', 'Unreachable']
     """
+    if code == "insufficient_quota":
+        return EndpointRefused
     if status >= 500 or status in TRANSIENT:
         return Unreachable
     return RequestRefused if status in REFUSED else EndpointRefused

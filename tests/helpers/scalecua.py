@@ -28,9 +28,9 @@ def step(
     return write_step(image, width, height, task, before, reply)
 
 
-def sample(image, *said: str, **more) -> dict:
+def sample(image, *texts: str, **more) -> dict:
     """A conversation of human and gpt in turn."""
-    turns = [{"from": ("human", "gpt")[i % 2], "value": text} for i, text in enumerate(said)]
+    turns = [{"from": ("human", "gpt")[i % 2], "value": text} for i, text in enumerate(texts)]
     return {"image": image, "conversations": turns, "width": 84, "height": 56} | more
 
 
