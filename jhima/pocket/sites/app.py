@@ -1,47 +1,42 @@
-"""The Flask app behind the five sites: worlds, login, and one listener per site.
+"""The Flask app behind the five sites: worlds, and one listener per site.
 
-One process serves one port per site, as WebArena's containers do, so URLs, cookies and placeholders behave the
-same. A request chooses its world by the header X-Pocket-World; without it, it sees the world that a person
-browses. `/_pocket/` on every port is the arena's own door: make a world, drop it, ask for health.
+One process serves one port per site, as WebArena's containers do, so URLs, cookies and
+placeholders behave the same. A request chooses its world by the header X-Pocket-World; without
+it, it sees the world that a person browses. Under `/_pocket/` every port has what belongs to no
+site: making and dropping worlds, health, style sheet and fonts.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from pathlib import Path
 
 import matplotlib
-from flask import (
-    Flask,
-    Response,
-    g,
-    jsonify,
-    request,
-    send_file,
-)
+from flask import Blueprint, Flask, Response, g, jsonify, request, send_file
 from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 
 from jhima.pocket import SITES
-from jhima.pocket.sites import gitlab, map, reddit, shopping, shopping_admin
+from jhima.pocket.sites import gitlab, map, reddit, shopping, shopping_admin, shopping_rest
 from jhima.pocket.sites.page import page, text
 from jhima.pocket.sites.world import World
 
 WORLD_HEADER = "X-Pocket-World"
-
-
 MAX_WORLDS = 4096  # a leak of leases shows as an error here, not as a full memory
+FILES = {
+    "style.css": Path(__file__).parent / "static" / "style.css",
+    # matplotlib's fonts: the same pixels on any machine
+    "font.ttf": Path(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans-Bold.ttf"),
+    "mono.ttf": Path(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSansMono-Bold.ttf"),
+}
 
 
 def make_app(full: bool = False, latency: float = 0.0) -> Flask:
-    """The app with all five sites. `latency` seconds are slept in every page, to measure with."""
+    """The app with all five sites. Every page takes `latency` seconds longer, to measure with."""
     app = Flask(__name__, static_folder=None)
-    app.url_map.strict_slashes = (
-        False  # WebArena's tasks name some pages with a final slash, some without
-    )
+    app.url_map.strict_slashes = False  # WebArena's tasks write some pages with a final slash
     worlds: dict[str, World] = {"person": World(full)}
-    counter = iter(range(1, 1 << 62))
-    fonts = f"{matplotlib.get_data_path()}/fonts/ttf"  # shipped with the app: same pixels anywhere
 
     @app.before_request
     def enter_world() -> Response | None:
@@ -68,49 +63,48 @@ def make_app(full: bool = False, latency: float = 0.0) -> Flask:
     def missing(_error: Exception) -> tuple[str, int]:
         return page("Not found", text("There is no such page.")), 404
 
+    door = _door(worlds, full)
     for site in SITES:
-        app.add_url_rule(
-            f"/{site}/_pocket/style.css", f"style_{site}", lambda: app_file("style.css")
-        )
-        for name, file in (("font", "DejaVuSans-Bold.ttf"), ("mono", "DejaVuSansMono-Bold.ttf")):
-            app.add_url_rule(
-                f"/{site}/_pocket/{name}.ttf",
-                f"{name}_{site}",
-                lambda file=file: send_file(f"{fonts}/{file}", max_age=86400),
-            )
-        app.add_url_rule(
-            f"/{site}/_pocket/health",
-            f"health_{site}",
-            lambda: jsonify(ok=True, worlds=len(worlds) - 1),
-        )
+        app.register_blueprint(door, url_prefix=f"/{site}/_pocket", name=f"door_{site}")
+    for module in (shopping, shopping_admin, reddit, gitlab, map):
+        app.register_blueprint(module.site, url_prefix=f"/{module.site.name}")
+    app.register_blueprint(shopping_rest.rest, url_prefix="/shopping")
+    return app
 
+
+def _door(worlds: dict[str, World], full: bool) -> Blueprint:
+    """The pages under /_pocket/."""
+    door = Blueprint("door", __name__)
+    counter = itertools.count(1)
+
+    @door.get("/<any('style.css', 'font.ttf', 'mono.ttf'):name>")
+    def file(name: str) -> Response:
+        return send_file(FILES[name], max_age=86400)
+
+    @door.get("/health")
+    def health() -> Response:
+        return jsonify(ok=True, worlds=len(worlds) - 1)
+
+    @door.post("/worlds")
     def new_world() -> tuple[Response, int]:
         if len(worlds) > MAX_WORLDS:
             return jsonify(error=f"{MAX_WORLDS} worlds are open; are leases being returned?"), 503
         body = request.get_json(silent=True) or {}
         name = f"w{next(counter)}"
         worlds[name] = World(
-            bool(body.get("full", full)),
-            int(body.get("seed", 0)),
-            bool(body.get("signed_in", False)),
+            full=bool(body.get("full", full)),
+            seed=int(body.get("seed", 0)),
+            signed_in=bool(body.get("signed_in", False)),
         )
         return jsonify(world=name), 201
 
+    @door.delete("/worlds/<name>")
     def drop_world(name: str) -> tuple[str, int]:
-        return ("", 204) if name != "person" and worlds.pop(name, None) else ("", 404)
+        if name == "person" or worlds.pop(name, None) is None:
+            return "", 404
+        return "", 204
 
-    for site in SITES:
-        app.add_url_rule(f"/{site}/_pocket/worlds", f"new_{site}", new_world, methods=["POST"])
-        app.add_url_rule(
-            f"/{site}/_pocket/worlds/<name>", f"drop_{site}", drop_world, methods=["DELETE"]
-        )
-    for module in (shopping, shopping_admin, reddit, gitlab, map):
-        app.register_blueprint(module.site, url_prefix="/" + module.site.name)
-    return app
-
-
-def app_file(name: str) -> Response:
-    return send_file(Path(__file__).parent / "static" / name, max_age=86400)
+    return door
 
 
 # ---- listeners ----
@@ -128,22 +122,31 @@ def listen(
 ) -> tuple[dict[str, str], list[BaseWSGIServer]]:
     """Starts one listener per site (port 0: any free one) in daemon threads.
 
-    Returns the sites' URLs, by WebArena's rules (the admin site's ends in /admin), and the servers to shut down.
+    Returns the sites' URLs, by WebArena's rules (the admin site's ends in /admin), and the
+    servers to shut down.
     """
     urls, servers = {}, []
     for site in SITES:
-
-        def wsgi(environ, start_response, site=site):
-            environ["pocket.site"] = site
-            environ["PATH_INFO"] = f"/{site}{environ['PATH_INFO']}"
-            return app(environ, start_response)
-
         server = make_server(
-            host, ports.get(site, 0), wsgi, threaded=True, request_handler=QuietHandler
+            host,
+            ports.get(site, 0),
+            _site_app(app, site),
+            threaded=True,
+            request_handler=QuietHandler,
         )
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        urls[site] = f"http://{host}:{server.server_port}" + (
-            "/admin" if site == "shopping_admin" else ""
-        )
+        urls[site] = f"http://{host}:{server.server_port}"
         servers.append(server)
+    urls["shopping_admin"] += "/admin"
     return urls, servers
+
+
+def _site_app(app: Flask, site: str):
+    """The app as one site's port shows it: every path begins with the site's name."""
+
+    def wsgi(environ, start_response):
+        environ["pocket.site"] = site
+        environ["PATH_INFO"] = f"/{site}{environ['PATH_INFO']}"
+        return app(environ, start_response)
+
+    return wsgi

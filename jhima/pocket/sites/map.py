@@ -1,10 +1,11 @@
-"""The map site: find places, read about them, plan a route, save places, leave notes. Needs no login."""
+"""The map site: find places, read about them, plan a route, save places, leave notes. No login."""
 
 from __future__ import annotations
 
 from urllib.parse import quote
 
-from flask import Blueprint, g, redirect, request
+from flask import Blueprint, g, request
+from markupsafe import Markup
 
 from jhima.pocket.sites.map_data import KINDS, MINUTES_PER_KM, Place, distance
 from jhima.pocket.sites.page import (
@@ -12,18 +13,17 @@ from jhima.pocket.sites.page import (
     block,
     button,
     choice,
-    columns,
     field,
     form,
+    grid,
     link,
     page,
     pair,
     text,
 )
-from jhima.pocket.sites.visitor import find
+from jhima.pocket.sites.visitor import GET_AND_POST, find, go_to
 
 site = Blueprint("map", __name__)
-
 
 NAVIGATION["map"] += [
     ("Search", "/search"),
@@ -31,23 +31,19 @@ NAVIGATION["map"] += [
     ("Saved", "/saved"),
     ("Settings", "/settings"),
 ]
+UNITS = ["km", "miles"]
 
 
-def place_links(places: list[Place]) -> list:
+def place_links(places: list[Place]) -> list[Markup]:
     return [link(p.name, f"/place/{quote(p.name)}") for p in places]
 
 
 @site.get("/")
 def home():
-    kinds = [link(kind, f"/category/{kind}") for kind in KINDS]
     return page(
         "Town map",
-        columns(kinds[0], kinds[1]),
-        columns(kinds[2], kinds[3]),
-        link("Search", "/search"),
-        link("Directions", "/directions"),
-        link("Saved", "/saved"),
-        link("Settings", "/settings"),
+        *grid([link(kind, f"/category/{kind}") for kind in KINDS]),
+        *(link(label, href) for label, href in NAVIGATION["map"]),
     )
 
 
@@ -58,7 +54,7 @@ def category(kind: str):
     if order == "stars":
         places.sort(key=lambda p: float(p.stars), reverse=True)
     return page(
-        kind if order == "" else f"{kind} by stars",
+        f"{kind} by stars" if order else kind,
         *place_links(places),
         link("Sort by stars", f"/category/{quote(kind)}?sort=stars"),
     )
@@ -69,11 +65,8 @@ def search():
     query = request.args.get("q", "").strip().lower()
     if not query:
         return page("Search", form("/search", field("Place", "q"), button("Find"), method="get"))
-    hits = [
-        p
-        for p in g.world.atlas.places.values()
-        if query in p.name.lower() or query in p.address.lower()
-    ]
+    places = g.world.atlas.places.values()
+    hits = [p for p in places if query in p.name.lower() or query in p.address.lower()]
     return page("Results", *(place_links(g.world.listing(hits, query)) or [text("Nothing found")]))
 
 
@@ -90,8 +83,7 @@ def place(name: str):
         form("/save", button("Remove place" if saved else "Save place"), place=name),
         link("Directions to here", f"/directions?to={quote(name)}"),
         link("Add note", f"/note/{quote(name)}"),
-        block("notes", *(text(n) for n in p.notes)),
-        notice=request.args.get("done", ""),
+        block("notes", *(text(note) for note in p.notes)),
     )
 
 
@@ -99,33 +91,32 @@ def place(name: str):
 def save():
     name, saved = request.form.get("place", ""), g.world.atlas.saved
     find(g.world.atlas.places, name)
-    saved.remove(name) if name in saved else saved.append(name)
-    return redirect(f"/place/{quote(name)}?done={'Saved' if name in saved else 'Removed'}", 303)
+    if name in saved:
+        saved.remove(name)
+        return go_to(f"/place/{quote(name)}", "Removed")
+    saved.append(name)
+    return go_to(f"/place/{quote(name)}", "Saved")
 
 
 @site.get("/saved")
 def saved_places():
-    atlas = g.world.atlas
-    return page(
-        "Saved", block("saved-places", *place_links([atlas.places[n] for n in atlas.saved]))
-    )
+    places = [g.world.atlas.places[name] for name in g.world.atlas.saved]
+    return page("Saved", block("saved-places", *place_links(places)))
 
 
-@site.route("/note/<name>", methods=["GET", "POST"])
+@site.route("/note/<name>", methods=GET_AND_POST)
 def note(name: str):
     p = find(g.world.atlas.places, name)
     if request.method == "GET":
-        return page(
-            "Add note", form(f"/note/{quote(name)}", field("Note", "note"), button("Save note"))
-        )
+        rows = (field("Note", "note"), button("Save note"))
+        return page("Add note", form(f"/note/{quote(name)}", *rows))
     p.notes.append(request.form.get("note", "")[:200])
-    return redirect(f"/place/{quote(name)}?done=Noted", 303)
+    return go_to(f"/place/{quote(name)}", "Noted")
 
 
 @site.get("/directions")
 def directions():
-    places, asked = g.world.atlas.places, request.args
-    start, goal, mode = (asked.get(k, "").strip().title() for k in ("from", "to", "mode"))
+    start, goal, mode = (request.args.get(k, "").strip().title() for k in ("from", "to", "mode"))
     if not (start and goal):
         return page(
             "Directions",
@@ -133,16 +124,17 @@ def directions():
                 "/directions",
                 field("From", "from", start),
                 field("To", "to", goal),
-                choice("mode", list(MINUTES_PER_KM), mode or "Car"),
+                choice("mode", MINUTES_PER_KM, mode or "Car"),
                 button("Go"),
                 method="get",
             ),
         )
-    a, b, pace = places.get(start), places.get(goal), MINUTES_PER_KM.get(mode)
+    atlas = g.world.atlas
+    a, b, pace = atlas.places.get(start), atlas.places.get(goal), MINUTES_PER_KM.get(mode)
     if not (a and b and pace):
         return page("Directions", text("Unknown place"), link("Try again", "/directions"))
     km = distance(a, b)
-    length = f"{km} km" if g.world.atlas.units == "km" else f"{km * 0.62:.1f} miles"
+    length = f"{km} km" if atlas.units == "km" else f"{km * 0.62:.1f} miles"
     return page(
         "Route",
         pair("From", a.name),
@@ -153,19 +145,14 @@ def directions():
     )
 
 
-@site.route("/settings", methods=["GET", "POST"])
+@site.route("/settings", methods=GET_AND_POST)
 def settings():
     atlas = g.world.atlas
+    notice = ""
     if request.method == "POST":
-        atlas.units = {"km": "km", "miles": "miles"}.get(request.form.get("units", ""), atlas.units)
+        if request.form.get("units") in UNITS:
+            atlas.units = request.form["units"]
         atlas.home = request.form.get("home", atlas.home)[:40]
-    return page(
-        "Settings",
-        form(
-            "/settings",
-            choice("units", ["km", "miles"], atlas.units),
-            field("Home", "home", atlas.home),
-            button("Save settings"),
-        ),
-        notice="Saved" if request.method == "POST" else "",
-    )
+        notice = "Saved"
+    rows = (choice("units", UNITS, atlas.units), field("Home", "home", atlas.home))
+    return page("Settings", form("/settings", *rows, button("Save settings")), notice=notice)

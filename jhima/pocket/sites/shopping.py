@@ -1,11 +1,14 @@
 """The shop: browse, search, buy, review, and look after an account.
 
-Paths and class names are those of Magento, the software of WebArena's shopping site, where its evaluators look.
+Paths and class names are those of Magento, the software of WebArena's shopping site, where its
+evaluators look.
 """
 
 from __future__ import annotations
 
-from flask import Blueprint, abort, g, redirect, request
+from collections.abc import Iterable
+
+from flask import Blueprint, abort, g, request
 from markupsafe import Markup
 
 from jhima.pocket.sites.page import (
@@ -18,11 +21,13 @@ from jhima.pocket.sites.page import (
     form,
     grid,
     link,
+    option,
+    options,
     page,
     pair,
     text,
+    when,
 )
-from jhima.pocket.sites.shopping_rest import rest
 from jhima.pocket.sites.store_data import (
     CATEGORIES,
     EMMA,
@@ -38,20 +43,17 @@ from jhima.pocket.sites.store_data import (
     rated,
 )
 from jhima.pocket.sites.visitor import (
-    done,
+    GET_AND_POST,
     find,
+    go_to,
     here,
     login_page,
-    login_required,
-    try_login,
+    require_login,
     typed,
 )
 
 site = Blueprint("shopping", __name__)
-
-
-site.register_blueprint(rest)
-
+require_login(site)
 
 NAVIGATION["shopping"] += [
     ("Search", "/catalogsearch/"),
@@ -61,24 +63,16 @@ NAVIGATION["shopping"] += [
     ("Wish List", "/wishlist/"),
     ("Contact Us", "/contact/"),
 ]
-
-
 MOST = 99  # pieces of one product in a cart
 
 
-def sign_in(error: str = "") -> str:
-    return login_page(
-        field("Email", "user"), field("Password", "password", kind="password"), "Sign In", error
-    )
-
-
-@site.route("/customer/account/login/", methods=["GET", "POST"])
+@site.route("/customer/account/login/", methods=GET_AND_POST)
 def login():
-    return try_login(sign_in) if request.method == "POST" else sign_in()
+    password = field("Password", "password", kind="password")
+    return login_page(field("Email", "user"), password, button("Sign In"))
 
 
 @site.get("/")
-@login_required
 def home():
     return page(
         "Welcome",
@@ -94,33 +88,34 @@ def on_sale() -> dict[str, Product]:
     return {key: p for key, p in g.world.store.products.items() if p.enabled}
 
 
-def offers(products: list[Product]) -> list[Markup]:
-    return [columns(link(p.name, f"/{p.key}.html"), text(money(p.price))) for p in products]
+def product_link(p: Product) -> Markup:
+    return link(p.name, f"/{p.key}.html")
+
+
+def offers(products: Iterable[Product]) -> list[Markup]:
+    return [columns(product_link(p), text(money(p.price))) for p in products]
 
 
 @site.get("/<key>.html")
-@login_required
 def catalog(key: str):
     """A category or a product: Magento gives both the same kind of address."""
     name = key.title()
-    return category(name) if name in CATEGORIES else product(find(on_sale(), key))
+    if name in CATEGORIES:
+        return category(name)
+    return product(find(on_sale(), key))
 
 
 def category(name: str) -> str:
     products = g.world.listing((p for p in on_sale().values() if p.category == name), name)
     order, direction = request.args.get("product_list_order"), request.args.get("product_list_dir")
-    chosen = [
-        label
-        for label, query in SORTS.items()
-        if query == f"product_list_order={order}&product_list_dir={direction}"
-    ]
-    if chosen:
-        products.sort(
-            key=g.world.store.stars if order == "rating" else lambda p: p.price,
-            reverse=direction == "desc",
-        )
-    title = ", ".join([name, *(label.removesuffix(" first").lower() for label in chosen)])
-    sorts = [link(label, f"/{name.lower()}.html?{query}") for label, query in SORTS.items()]
+    query = f"product_list_order={order}&product_list_dir={direction}"
+    title = name
+    for label, value in SORTS.items():
+        if value == query:
+            title = f"{name}, {label.removesuffix(' first').lower()}"
+            key = g.world.store.stars if order == "rating" else lambda p: p.price
+            products.sort(key=key, reverse=direction == "desc")
+    sorts = [link(label, f"/{name.lower()}.html?{value}") for label, value in SORTS.items()]
     return page(title, *sorts, *offers(products))
 
 
@@ -141,21 +136,16 @@ def product(p: Product) -> str:
             link("Reviews", f"/review/product/list/id/{p.id}/"),
             link("Add review", f"/review/product/post/id/{p.id}/"),
         ),
-        notice=done(),
     )
 
 
 @site.get("/catalogsearch/")
-@login_required
 def search():
-    return page(
-        "Search",
-        form("/catalogsearch/result/", field("Product", "q"), button("Find"), method="get"),
-    )
+    rows = (field("Product", "q"), button("Find"))
+    return page("Search", form("/catalogsearch/result/", *rows, method="get"))
 
 
 @site.get("/catalogsearch/result/")
-@login_required
 def results():
     query = request.args.get("q", "").strip().lower()[:40]
     hits = [p for p in on_sale().values() if query in f"{p.name} {p.sku} {p.category}".lower()]
@@ -170,26 +160,19 @@ def product_by_id(number: int) -> Product:
 
 
 @site.get("/review/product/list/id/<int:number>/")
-@login_required
 def reviews(number: int):
     p = product_by_id(number)
-    rows = [
-        row
-        for r in g.world.store.reviews.values()
-        if r.product == p.key and r.status == "Approved"
-        for row in (pair(r.nickname, rated(r.stars)), text(f"{r.title}. {r.detail}"))
-    ]
-    return page(
-        f"Reviews of {p.name}",
-        *(rows or [text("No reviews yet")]),
-        link(f"Back to {p.name}", f"/{p.key}.html"),
-    )
+    rows = []
+    for r in g.world.store.approved(p):
+        rows += [pair(r.nickname, rated(r.stars)), text(f"{r.title}. {r.detail}")]
+    back = link(f"Back to {p.name}", f"/{p.key}.html")
+    return page(f"Reviews of {p.name}", *(rows or [text("No reviews yet")]), back)
 
 
-@site.route("/review/product/post/id/<int:number>/", methods=["GET", "POST"])
-@login_required
+@site.route("/review/product/post/id/<int:number>/", methods=GET_AND_POST)
 def post_review(number: int):
-    p, ratings = product_by_id(number), [rated(stars) for stars in range(1, 6)]
+    p = product_by_id(number)
+    ratings = [rated(stars) for stars in range(1, 6)]
     if request.method == "GET":
         return page(
             "Add review",
@@ -200,34 +183,43 @@ def post_review(number: int):
                 field("Text", "detail"),
                 button("Submit Review"),
             ),
-            notice=done(),
         )
     if typed("rating") not in ratings:
-        return redirect(f"{here()}?done=Choose stars", 303)
-    stars, new_id = ratings.index(typed("rating")) + 1, max(g.world.store.reviews) + 1
-    review = Review(new_id, p.key, "Emma", stars, typed("title", 60), typed("detail"), "Pending")
-    g.world.store.reviews[new_id] = review  # seen in the shop once the admin approves it
-    return redirect(f"/{p.key}.html?done=Sent", 303)
+        return go_to(here(), "Choose stars")
+    new_id = max(g.world.store.reviews) + 1
+    g.world.store.reviews[new_id] = Review(
+        id=new_id,
+        product=p.key,
+        nickname="Emma",
+        stars=ratings.index(typed("rating")) + 1,
+        title=typed("title", 60),
+        detail=typed("detail"),
+        status="Pending",  # the shop shows it once the admin approves it
+    )
+    return go_to(f"/{p.key}.html", "Sent")
 
 
 # ---- cart and checkout ----
 
 
 @site.post("/checkout/cart/add/")
-@login_required
 def add_to_cart():
-    p, cart = find(on_sale(), typed("product")), g.world.store.cart
+    p = find(on_sale(), typed("product"))
     if not p.in_stock:
-        return redirect(f"/{p.key}.html?done=Out of stock", 303)
-    cart[p.key] = min(MOST, cart.get(p.key, 0) + int(number(typed("qty"), 1, MOST, 1)))
-    return redirect("/checkout/cart/?done=Added", 303)
+        return go_to(f"/{p.key}.html", "Out of stock")
+    put_into_cart(p, int(number(typed("qty"), 1, MOST, 1)))
+    return go_to("/checkout/cart/", "Added")
+
+
+def put_into_cart(p: Product, count: int) -> None:
+    cart = g.world.store.cart
+    cart[p.key] = min(MOST, cart.get(p.key, 0) + count)
 
 
 @site.post("/checkout/cart/delete/")
-@login_required
 def remove_from_cart():
     g.world.store.cart.pop(typed("product"), None)
-    return redirect("/checkout/cart/?done=Removed", 303)
+    return go_to("/checkout/cart/", "Removed")
 
 
 def subtotal() -> float:
@@ -235,32 +227,27 @@ def subtotal() -> float:
 
 
 @site.get("/checkout/cart/")
-@login_required
 def cart():
-    lines = [(g.world.store.products[key], n) for key, n in g.world.store.cart.items()]
-    if not lines:
-        return page("Cart", text("Your cart is empty"), notice=done())
+    rows = []
+    for key, count in g.world.store.cart.items():
+        name = g.world.store.products[key].name
+        remove = form("/checkout/cart/delete/", button(f"Remove {name}"), product=key)
+        rows.append(columns(text(f"{count} x {name}"), remove))
+    if not rows:
+        return page("Cart", text("Your cart is empty"))
     return page(
         "Cart",
-        *(
-            columns(
-                text(f"{n} x {p.name}"),
-                form("/checkout/cart/delete/", button(f"Remove {p.name}"), product=p.key),
-            )
-            for p, n in lines
-        ),
+        *rows,
         pair("Subtotal", money(subtotal())),
         link("Proceed to Checkout", "/checkout/"),
-        notice=done(),
     )
 
 
-@site.route("/checkout/", methods=["GET", "POST"])
-@login_required
+@site.route("/checkout/", methods=GET_AND_POST)
 def checkout():
     store = g.world.store
     if not store.cart:
-        return redirect("/checkout/cart/", 303)
+        return go_to("/checkout/cart/")
     if request.method == "GET":
         return page(
             "Checkout",
@@ -273,23 +260,21 @@ def checkout():
                 field("Coupon", "coupon"),
                 button("Place Order"),
             ),
-            notice=done(),
         )
     shipping, coupon = typed("shipping").removeprefix("Use "), typed("coupon", 20).upper()
     if shipping not in SHIPPING or (coupon and coupon not in store.coupons):
-        return redirect("/checkout/?done=Bad coupon", 303)
+        return go_to("/checkout/", "Bad coupon")
     order = store.place_order(shipping, coupon)
-    return redirect(f"/checkout/onepage/success/?order={order.number}", 303)
+    return go_to(f"/checkout/onepage/success/?order={order.number}")
 
 
 @site.get("/checkout/onepage/success/")
-@login_required
 def success():
     order = my_order(request.args.get("order", 0, int))
     return page(
         "Thank you",
         pair("Your order is", order.number),
-        link("View order", f"/sales/order/view/order_id/{order.number}/"),
+        link("View order", order_path(order)),
     )
 
 
@@ -298,106 +283,93 @@ def success():
 
 def my_order(number: int) -> Order:
     order = find(g.world.store.orders, number)
-    return order if order.customer == EMMA else abort(404)
+    if order.customer != EMMA:
+        abort(404)
+    return order
+
+
+def order_path(order: Order) -> str:
+    return f"/sales/order/view/order_id/{order.number}/"
 
 
 @site.get("/sales/order/history/")
-@login_required
 def orders():
-    mine = reversed([o for o in g.world.store.orders.values() if o.customer == EMMA])
+    mine = [o for o in g.world.store.orders.values() if o.customer == EMMA]
     return page(
         "My Orders",
         *(
-            columns(
-                link(f"Order {o.number}", f"/sales/order/view/order_id/{o.number}/"), text(o.status)
-            )
-            for o in mine
+            columns(link(f"Order {o.number}", order_path(o)), text(o.status))
+            for o in reversed(mine)
         ),
     )
 
 
 @site.get("/sales/order/view/order_id/<int:number>/")
-@login_required
 def order(number: int):
     o = my_order(number)
     items = [pair(f"{line.qty} x {line.product.name}", line.product.sku) for line in o.lines]
-    cancel = (
-        [form("/sales/order/cancel/", button("Cancel Order"), order=o.number)]
-        if o.status in OPEN
-        else []
-    )
+    cancel = form("/sales/order/cancel/", button("Cancel Order"), order=o.number)
     return page(
         f"Order {o.number}",
         pair("Status", o.status, "order-status"),
         pair("Date", day(o.date), "order-date"),
         block("order-details-items ordered", *items),
         pair("Shipping", o.shipping, "shipping"),
-        *([pair("Discount", money(o.discount), "discount")] if o.discount else []),
+        *when(o.discount, pair("Discount", money(o.discount), "discount")),
         pair("Total", money(o.total), "total"),
         form("/sales/order/reorder/", button("Reorder"), order=o.number),
-        *cancel,
-        notice=done(),
+        *when(o.status in OPEN, cancel),
     )
 
 
 @site.post("/sales/order/cancel/")
-@login_required
 def cancel_order():
     o = my_order(request.form.get("order", 0, int))
     if o.status in OPEN:
         o.status = "Canceled"
-    return redirect(f"/sales/order/view/order_id/{o.number}/", 303)
+    return go_to(order_path(o))
 
 
 @site.post("/sales/order/reorder/")
-@login_required
 def reorder():
-    shown, cart = on_sale(), g.world.store.cart
+    shown = on_sale()
     for line in my_order(request.form.get("order", 0, int)).lines:
         if line.product.key in shown and line.product.in_stock:
-            cart[line.product.key] = min(MOST, cart.get(line.product.key, 0) + line.qty)
-    return redirect("/checkout/cart/?done=Added", 303)
+            put_into_cart(line.product, line.qty)
+    return go_to("/checkout/cart/", "Added")
 
 
 # ---- wish list ----
 
 
 @site.get("/wishlist/")
-@login_required
 def wishlist():
     wished = [p for p in on_sale().values() if p.key in g.world.store.wishes]
+    links = [product_link(p) for p in wished]
     removals = [
         form("/wishlist/remove/", button(f"Remove {p.name}"), product=p.key) for p in wished
     ]
-    return page(
-        "Wish List",
-        block("products-grid wishlist", *(link(p.name, f"/{p.key}.html") for p in wished)),
-        *grid(removals),
-        notice=done(),
-    )
+    return page("Wish List", block("products-grid wishlist", *links), *grid(removals))
 
 
 @site.post("/wishlist/add/")
-@login_required
 def add_wish():
     p, wishes = find(on_sale(), typed("product")), g.world.store.wishes
     if p.key not in wishes:
         wishes.append(p.key)
-    return redirect("/wishlist/?done=Added", 303)
+    return go_to("/wishlist/", "Added")
 
 
 @site.post("/wishlist/remove/")
-@login_required
 def remove_wish():
     g.world.store.wishes = [key for key in g.world.store.wishes if key != typed("product")]
-    return redirect("/wishlist/?done=Removed", 303)
+    return go_to("/wishlist/", "Removed")
 
 
 # ---- account ----
 
 
 @site.get("/customer/account/")
-@login_required
 def account():
     emma = g.world.store.customers[EMMA]
     return page(
@@ -407,12 +379,10 @@ def account():
         pair("Newsletter", "yes" if g.world.store.subscribed else "no"),
         link("Address Book", "/customer/address/"),
         link("Newsletter settings", "/newsletter/manage/"),
-        notice=done(),
     )
 
 
 @site.get("/customer/address/")
-@login_required
 def address():
     emma = g.world.store.customers[EMMA]
     lines = [text(emma.street), text(f"{emma.city} {emma.postcode}"), pair("Phone", emma.phone)]
@@ -420,19 +390,17 @@ def address():
         "Address Book",
         block("box box-address-shipping", block("box-content", *lines)),
         link("Edit Address", "/customer/address/edit/"),
-        notice=done(),
     )
 
 
-@site.route("/customer/address/edit/", methods=["GET", "POST"])
-@login_required
+@site.route("/customer/address/edit/", methods=GET_AND_POST)
 def edit_address():
     emma = g.world.store.customers[EMMA]
     if request.method == "GET":
         return page(
             "Edit Address",
             form(
-                "/customer/address/edit/",
+                here(),
                 field("Street", "street", emma.street),
                 field("City", "city", emma.city),
                 field("Zip", "postcode", emma.postcode),
@@ -440,38 +408,36 @@ def edit_address():
                 button("Save Address"),
             ),
         )
-    emma.street, emma.city = typed("street", 40) or emma.street, typed("city", 40) or emma.city
-    emma.postcode, emma.phone = (
-        typed("postcode", 12) or emma.postcode,
-        typed("telephone", 30) or emma.phone,
-    )
-    return redirect("/customer/address/?done=Saved", 303)
+    emma.street = typed("street", 40) or emma.street
+    emma.city = typed("city", 40) or emma.city
+    emma.postcode = typed("postcode", 12) or emma.postcode
+    emma.phone = typed("telephone", 30) or emma.phone
+    return go_to("/customer/address/", "Saved")
 
 
-@site.route("/newsletter/manage/", methods=["GET", "POST"])
-@login_required
+@site.route("/newsletter/manage/", methods=GET_AND_POST)
 def newsletter():
     store = g.world.store
     if request.method == "POST":
         store.subscribed = "is_subscribed" in request.form
-        return redirect("/customer/account/?done=Saved", 303)
-    box = Markup(
-        '<div class="row options"><label class="option"><input type="checkbox" name="is_subscribed" value="1" '
-        'title="General Subscription"{}><span>Subscribe</span></label></div>'
+        return go_to("/customer/account/", "Saved")
+    box = option(
+        "checkbox",
+        name="is_subscribed",
+        value="1",
+        label="Subscribe",
+        checked=store.subscribed,
+        title="General Subscription",
     )
-    return page(
-        "Newsletter",
-        form(here(), box.format(Markup(" checked") if store.subscribed else ""), button("Save")),
-    )
+    return page("Newsletter", form(here(), options(box), button("Save")))
 
 
-@site.route("/contact/", methods=["GET", "POST"])
-@login_required
+@site.route("/contact/", methods=GET_AND_POST)
 def contact():
     store = g.world.store
     if request.method == "POST":
         store.message = typed("comment", 400)
-        return redirect("/contact/index/?done=Sent", 303)
+        return go_to("/contact/index/", "Sent")
     emma = store.customers[EMMA]
     return page(
         "Contact Us",
@@ -489,6 +455,5 @@ def contact():
 
 
 @site.get("/contact/index/")
-@login_required
 def contact_sent():
-    return page("Message", block("message", text(g.world.store.message)), notice=done())
+    return page("Message", block("message", text(g.world.store.message)))

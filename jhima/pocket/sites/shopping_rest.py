@@ -1,4 +1,4 @@
-"""The part of Magento's REST API that WebArena's evaluators call: newest order, a product, its reviews.
+"""The part of Magento's REST API that WebArena's evaluators call: newest order, product, reviews.
 
 A bearer token of the admin account stands in for the login cookie.
 """
@@ -30,9 +30,12 @@ def token_required(view: Callable) -> Callable:
 @rest.post("/rest/default/V1/integration/admin/token")
 def rest_token():
     account = request.get_json(silent=True)
-    account = account if isinstance(account, dict) else {}
+    if not isinstance(account, dict):
+        account = {}
     token = g.world.log_in("shopping_admin", account.get("username"), account.get("password"))
-    return jsonify(token) if token else (jsonify(message="The account sign-in was incorrect."), 401)
+    if token is None:
+        return jsonify(message="The account sign-in was incorrect."), 401
+    return jsonify(token)
 
 
 @rest.get("/rest/V1/orders")
@@ -40,8 +43,9 @@ def rest_token():
 def rest_orders():
     query = request.args
     falling = query.get("searchCriteria[sortOrders][0][direction]", "DESC").upper() == "DESC"
-    found = sorted(g.world.store.orders.values(), key=lambda o: (o.date, o.number), reverse=falling)
-    size = query.get("searchCriteria[pageSize]", len(found), int)
+    orders = list(g.world.store.orders.values())
+    orders.sort(key=lambda o: (o.date, o.number), reverse=falling)
+    size = query.get("searchCriteria[pageSize]", len(orders), int)
     items = [
         {
             "increment_id": f"{o.number:09d}",
@@ -50,9 +54,9 @@ def rest_orders():
             "status": o.status.lower(),
             "grand_total": o.total,
         }
-        for o in found[:size]
+        for o in orders[:size]
     ]
-    return jsonify(items=items, total_count=len(found))
+    return jsonify(items=items, total_count=len(orders))
 
 
 def product_by_sku(sku: str) -> Product:
@@ -63,28 +67,23 @@ def product_by_sku(sku: str) -> Product:
 @token_required
 def rest_product(sku: str):
     p = product_by_sku(sku)
-    return jsonify(
-        sku=p.sku,
-        name=p.name,
-        price=p.price,
-        custom_attributes=[{"attribute_code": "url_key", "value": p.key}],
-    )
+    attributes = [{"attribute_code": "url_key", "value": p.key}]
+    return jsonify(sku=p.sku, name=p.name, price=p.price, custom_attributes=attributes)
 
 
 @rest.get("/rest/V1/products/<sku>/reviews")
 @token_required
 def rest_reviews(sku: str):
     key = product_by_sku(sku).key
-    return jsonify(
-        [
-            {
-                "id": r.id,
-                "nickname": r.nickname,
-                "title": r.title,
-                "detail": r.detail,
-                "ratings": [{"percent": 20 * r.stars, "value": r.stars}],
-            }
-            for r in g.world.store.reviews.values()
-            if r.product == key
-        ]
-    )
+    reviews = [
+        {
+            "id": r.id,
+            "nickname": r.nickname,
+            "title": r.title,
+            "detail": r.detail,
+            "ratings": [{"percent": 20 * r.stars, "value": r.stars}],
+        }
+        for r in g.world.store.reviews.values()
+        if r.product == key
+    ]
+    return jsonify(reviews)

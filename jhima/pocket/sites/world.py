@@ -1,7 +1,7 @@
 """World: everything that a rollout can change, fresh for every rollout.
 
-A world is built from constants in a few milliseconds and dropped when its lease ends; no two worlds share an
-object (tests/pocket/test_pocket.py holds that).
+A world is built from constants in a few milliseconds and dropped when its lease ends. No two
+worlds share an object (tests/pocket/test_pocket.py checks that).
 """
 
 from __future__ import annotations
@@ -23,24 +23,19 @@ T = TypeVar("T")
 class World:
     """The state of all five sites. `full` worlds have longer lists in an order shuffled by `seed`.
 
-    A world that is made `signed_in` knows its visitor on every site; in others the visitor fills in the login forms.
+    In a world that is made `signed_in` the visitor is logged in to every site; in others the
+    visitor fills in the login forms.
     """
 
     full: bool = False
     seed: int = 0
     signed_in: bool = False
-    store: store_data.Store = field(
-        init=False
-    )  # shopping and shopping_admin are two doors to one shop
+    store: store_data.Store = field(init=False)  # of shopping and of shopping_admin: one shop
     forum: reddit_data.Forum = field(init=False)
     forge: gitlab_data.Forge = field(init=False)
     atlas: map_data.Atlas = field(init=False)
-    sessions: dict[str, str] = field(
-        default_factory=dict
-    )  # cookie token -> site that it is logged in to
-    lock: threading.Lock = field(
-        default_factory=threading.Lock, repr=False
-    )  # one request at a time in a world
+    sessions: dict[str, str] = field(default_factory=dict)  # cookie token -> site
+    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)  # one request at once
 
     def __post_init__(self) -> None:
         self.store = store_data.fresh(self.full)
@@ -49,7 +44,7 @@ class World:
         self.atlas = map_data.fresh(self.full)
 
     def listing(self, items: Iterable[T], key: str) -> list[T]:
-        """Items in the order a list page shows them: as given, or shuffled for a full world.
+        """Items in the order a list page shows them: unchanged, or shuffled in a full world.
 
         `key` names the page, so that each page has one order for as long as the world lives.
         """
@@ -59,7 +54,7 @@ class World:
         return items
 
     def log_in(self, site: str, user: str, password: str) -> str | None:
-        """A session token, or None where name or password is wrong."""
+        """A session token, or None if the name or the password is wrong."""
         if ACCOUNTS.get(site) != (user, password):
             return None
         token = secrets.token_urlsafe(12)
