@@ -2,30 +2,41 @@
 
     python benchmarks/memory.py [--episodes 1000]
 
-Measures the resident memory of this process and all its descendants (shared pages counted once: PSS) twenty
-times, prints its growth from the first fifth of the episodes to the last one, and counts the processes left over
-when everything is closed. Writes runs/benchmarks/memory.json.
+Measures the resident memory of this process and all its descendants twenty times (shared pages
+count once: PSS), and prints its growth from the first fifth of the episodes to the last. Counts the
+processes that are left over when everything is closed. Writes runs/benchmarks/memory.json.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import os
 import statistics
 import sys
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tqdm import tqdm
 
+from benchmarks.report import report
+from jhima import cli
 from jhima.actions import Action
 from jhima.browser.chromium import Browsers
 from jhima.pocket.arena import PocketArena
+
+
+@dataclass
+class Args:
+    episodes: int = 1000
+    """episodes to play"""
+    at_once: int = 4
+    """of them"""
+    recycle: int = 200
+    """contexts that a browser serves"""
 
 
 def tree(pid: int) -> list[int]:
@@ -36,38 +47,38 @@ def tree(pid: int) -> list[int]:
             state, parent = stat.read_text().rpartition(")")[2].split()[:2]
             if state != "Z":
                 parents[int(stat.parent.name)] = int(parent)
-    found = [pid]
-    for process in found:
-        found += [child for child, parent in parents.items() if parent == process]
-    return found
+    processes = [pid]
+    for process in processes:  # it grows on the way
+        processes += [child for child, parent in parents.items() if parent == process]
+    return processes
 
 
 def megabytes(pids: list[int]) -> float:
     total = 0
     for pid in pids:
         with suppress(OSError):
-            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-            total += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+                if line.startswith("Pss:"):
+                    total += int(line.split()[1])
     return total / 1024
 
 
 async def measure(episodes: int, at_once: int, recycle: int) -> list[float]:
-    """Megabytes, twenty times on the way. An episode: a page, a click, a scroll, two screenshots each, in a world of its own."""
+    """Megabytes, measured twenty times.
+
+    An episode is a page, two screenshots, a scroll and a click, in a world of its own.
+    """
     samples: list[float] = []
+    numbers = iter(range(episodes))  # shared by all players
     async with PocketArena() as arena, Browsers(recycle=recycle) as browsers:
-        places = asyncio.Queue()
-        for number in range(episodes):
-            places.put_nowait(number)
 
         async def player(bar: tqdm) -> None:
-            while not places.empty():
-                number = places.get_nowait()
+            for number in numbers:
+                click = Action("click", 100, 20 + number * 28 % 300)
                 async with arena.lease() as lease, browsers.session(lease) as session:
-                    await session.goto(list(lease.urls.values())[number % len(lease.urls)])
-                    for action in (
-                        Action("scroll", dy=168),
-                        Action("click", 100, 20 + number * 28 % 300),
-                    ):
+                    urls = list(lease.urls.values())
+                    await session.goto(urls[number % len(urls)])
+                    for action in (Action("scroll", dy=168), click):
                         await session.observe()
                         await session.perform(action)
                 bar.update()
@@ -75,40 +86,26 @@ async def measure(episodes: int, at_once: int, recycle: int) -> list[float]:
                     samples.append(megabytes(tree(os.getpid())))
 
         with tqdm(total=episodes, unit="episode") as bar:
-            await asyncio.gather(*(player(bar) for _ in range(at_once)))
+            await asyncio.gather(*[player(bar) for _ in range(at_once)])
     return samples
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--episodes", type=int, default=1000, help="(default: %(default)s)")
-    parser.add_argument("--at-once", type=int, default=4, help="(default: %(default)s)")
-    parser.add_argument(
-        "--recycle",
-        type=int,
-        default=200,
-        help="contexts that a browser serves (default: %(default)s)",
-    )
-    args = parser.parse_args()
+    args = cli.parse(Args, __doc__)
     samples = asyncio.run(measure(args.episodes, args.at_once, args.recycle))
     time.sleep(1.0)
-    left = tree(os.getpid())[1:]
+    left_over = tree(os.getpid())[1:]
     fifth = max(1, len(samples) // 5)
-    first, last = (statistics.mean(part) for part in (samples[:fifth], samples[-fifth:]))
+    first, last = statistics.mean(samples[:fifth]), statistics.mean(samples[-fifth:])
     result = {
         "episodes": args.episodes,
-        "MB": [round(s) for s in samples],
+        "MB": [round(sample) for sample in samples],
         "first fifth": round(first),
         "last fifth": round(last),
         "growth %": round(100 * (last / first - 1), 1),
-        "processes left": len(left),
+        "processes left": len(left_over),
     }
-    out = Path("runs/benchmarks")
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "memory.json").write_text(json.dumps(result, indent=1))
-    print(json.dumps(result))
+    report("memory", result)
 
 
 if __name__ == "__main__":
