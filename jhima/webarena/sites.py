@@ -1,11 +1,13 @@
-"""WebArena's sites: their names, public accounts, and the placeholders of their URLs in task files."""
+"""WebArena's sites: names, public accounts, and the placeholders of their URLs in task files."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
-# WebArena's public default accounts, so that one login code serves both arenas.
+SITES = ("shopping", "shopping_admin", "reddit", "gitlab", "map", "wikipedia")
+
+# WebArena's public default accounts. The pocket sites have the same: one login code serves both.
 ACCOUNTS = {
     "shopping": ("emma.lopez@gmail.com", "Password.123"),
     "shopping_admin": ("admin", "admin1234"),
@@ -13,22 +15,16 @@ ACCOUNTS = {
     "gitlab": ("byteblaze", "hello1234"),
 }
 
-
-SITES = ("shopping", "shopping_admin", "reddit", "gitlab", "map", "wikipedia")
-
-
 AND = " |AND| "  # between the pages that a task starts on
-
-
-PLACEHOLDER = re.compile(f"__({'|'.join(site.upper() for site in SITES)})__")
+PLACEHOLDER = re.compile(f"__({'|'.join(SITES).upper()})__")
 
 
 def fill(value: Any, urls: dict[str, str]) -> Any:
-    """Puts the sites' URLs in place of the placeholders in a text, or in every text of a JSON value.
+    """Puts the sites' URLs in place of the placeholders in every text of a JSON value.
 
     Raises ValueError where `urls` lacks a site.
 
-    >>> fill("__SHOPPING_ADMIN__/sales", {"shopping": "http://h:1", "shopping_admin": "http://h:2/admin"})
+    >>> fill("__SHOPPING_ADMIN__/sales", {"shopping_admin": "http://h:2/admin"})
     'http://h:2/admin/sales'
     """
     if isinstance(value, dict):
@@ -39,7 +35,6 @@ def fill(value: Any, urls: dict[str, str]) -> Any:
         return value
     missing = {match[1].lower() for match in PLACEHOLDER.finditer(value)} - urls.keys()
     if missing:
-        raise ValueError(
-            f"no URL for {', '.join(sorted(missing))}: this arena serves {', '.join(sorted(urls))}"
-        )
+        names, served = ", ".join(sorted(missing)), ", ".join(sorted(urls))
+        raise ValueError(f"no URL for {names}: this arena serves {served}")
     return PLACEHOLDER.sub(lambda match: urls[match[1].lower()].rstrip("/"), value)
