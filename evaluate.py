@@ -227,14 +227,17 @@ async def play(
 ) -> None:
     """Plays every task in every run, all at once; what --out already holds is not played again."""
     async with AsyncExitStack() as stack:
-        agents = await load_agents(args, adapters, baseline, stack)
+        agents = load_agents(args, adapters, baseline, stack)
+        env = await stack.enter_async_context(environment(args))
+        for sampler in filter(None, (agents.decomposer, agents.actor)):
+            await sampler.sync()  # here, because vLLM's engines start while the browsers do
         bar = stack.enter_context(cli.EpisodeBar("evaluate", args.runs * len(tasks)))
-        async with environment(args) as env, asyncio.TaskGroup() as group:
+        async with asyncio.TaskGroup() as group:
             for run, task in product(range(args.runs), tasks):
                 group.create_task(play_task(env, agents, args, run, task, bar))
 
 
-async def load_agents(
+def load_agents(
     args: Args, adapters: dict[str, Path], baseline: Baseline | None, stack: AsyncExitStack
 ) -> Agents:
     """What plays, its weights loaded. `stack` ends vLLM's engines."""
@@ -249,8 +252,6 @@ async def load_agents(
         )
     else:
         agents = make_agents(load_policies(args, adapters), args, args.prompt, stack)
-        for sampler in filter(None, (agents.decomposer, agents.actor)):
-            await sampler.sync()
     if args.unparseable == "fail":
         agents.dialect = failing(agents.dialect)
     return agents

@@ -21,32 +21,12 @@ from typing import Any
 from tyro.conf import Positional
 
 from jhima import cli
-from jhima.results.report_views import Images, clip, in_full, run_view
+from jhima.results.report_views import Images, in_full, run_view, shown
 from jhima.results.run_reader import GroupRecord, read_groups
 from jhima.results.subgoals import read_verdicts
 
 EPISODES_IN_FULL = 63  # three tasks at K=3, M=7: tens of MB at 1280x720
 FILES = "'self' file:"  # where the images of --folder come from, for the Content-Security-Policy
-
-PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src {images}; \
-style-src 'sha256-{style_hash}'; script-src 'sha256-{script_hash}'; base-uri 'none'; \
-form-action 'none'">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Rollouts</title>
-<style>{style}</style>
-</head>
-<body>
-<nav id="side" aria-label="Tasks"></nav>
-<main id="main"></main>
-<script type="application/json" id="data">{data}</script>
-<script>{script}</script>
-</body>
-</html>
-"""
 
 
 def write_report(
@@ -85,7 +65,7 @@ def write_folder(run: Path, out: Path, batches: tuple[str, ...] = ()) -> int:
         chosen = in_full(batch, _count(batch))
         view = run_view(run, batch, chosen, verdicts, Images(images), figures=False)
         file, success = f"batch-{number:04d}.html", view["success"][-1][1]
-        pages.append({"name": clip(name), "file": file, "success": success, **view["counts"]})
+        pages.append({"name": shown(name), "file": file, "success": success, **view["counts"]})
         _write_page(out / file, {**view, "omitted": "", "index": "index.html"}, FILES)
     index = run_view(run, groups, set(), verdicts, Images(images))
     _write_page(out / "index.html", {**index, "groups": [], "omitted": "", "pages": pages}, FILES)
@@ -109,10 +89,10 @@ def _chosen_batches(run: Path, batches: tuple[str, ...]) -> list[GroupRecord]:
 
 
 def _write_page(out: Path, data: dict[str, Any], images: str = "data:") -> None:
-    style = Path(__file__).with_suffix(".css").read_text(encoding="utf-8")
-    script = Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
+    endings = (".html", ".css", ".js")
+    page, style, script = (Path(__file__).with_suffix(e).read_text("utf-8") for e in endings)
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
-    page = PAGE.format(
+    page = page.format(
         style=style,
         script=script,
         style_hash=_csp_hash(style),

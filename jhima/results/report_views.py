@@ -10,7 +10,6 @@ import hashlib
 import io
 import json
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -105,19 +104,18 @@ def run_view(
     args, table = read_args(run), success_table(groups)
     page = Page(chosen, verdicts, images, bool(args.get("normalize_std")))
     bar = tqdm(groups, desc="report", unit="task", disable=None)
-    views = [_group_view(group, page) for group in bar]
     counts = ("tasks", "runs", "episodes", "unscored", "not_played")
-    return {
-        "run": clip(run.resolve().name),
-        "args": [[clip(key), clip(args[key])] for key in args],
+    view = {
+        "run": run.resolve().name,
+        "args": [[name, _as_text(value)] for name, value in args.items()],
         "success": cells(table),
         "counts": {name: getattr(table.overall, name) for name in counts},
-        "unreadable": clips(table.unreadable),
+        "unreadable": table.unreadable,
         "curve": _curve(run / "metrics.jsonl", images) if figures else None,
         "subgoals": _subgoals(run, groups, verdicts, images) if figures else None,
-        "groups": views,
-        "images": images.sources,
+        "groups": [_group_view(group, page) for group in bar],
     }
+    return shown(view) | {"images": images.sources}
 
 
 def in_full(groups: list[GroupRecord], limit: int) -> set[Path]:
@@ -140,17 +138,17 @@ def _group_view(group: GroupRecord, page: Page) -> dict[str, Any]:
     advantages = actor_advantages(R, page.normalize_std).where(~R.isnan(), math.nan)  # [K, M]
     rows: list[list[dict | None]] = [[None] * R.shape[1] for _ in range(R.shape[0])]
     for e in group.episodes:
-        rows[e.plan][e.number] = _episode_view(e, number(advantages[e.plan, e.number]), page)
+        rows[e.plan][e.number] = _episode_view(e, advantages[e.plan, e.number].item(), page)
     first = None
     if not group.episodes or any(e.folder in page.chosen for e in group.episodes):
         path = group.folder / "first.png"
         first = page.images.screenshot(path.read_bytes() if path.is_file() else b"")
     return {
         "batch": group.batch,
-        "id": clip(group.task.id),
-        "sites": clips(group.task.sites),
-        "intent": clip(group.task.intent),
-        "template": clip(group.task.template),
+        "id": group.task.id,
+        "sites": group.task.sites,
+        "intent": group.task.intent,
+        "template": group.task.template,
         "plans": _plan_views(group, R, page.normalize_std),
         "rows": rows,
         "first": first,
@@ -161,16 +159,16 @@ def _plan_views(group: GroupRecord, R: Tensor, normalize_std: bool) -> list[dict
     """R [K, M]; K may exceed the number of plans that could be read."""
     scores = plan_scores(R)  # [K]
     advantages = decomposer_advantages(scores, normalize_std).where(~scores.isnan(), math.nan)
-    views = [{"text": "", "tokens": 0, "subtasks": []} for _ in scores]
+    views = []
+    for score, advantage in zip(scores.tolist(), advantages.tolist()):
+        unread = {"text": "", "subtasks": [], "tokens": 0}
+        views.append({"score": score, "advantage": advantage, **unread})
     for view, plan in zip(views, group.plans):
-        view |= {"text": clip(plan.text), "tokens": len(plan.ids)}
-        view["subtasks"] = clips(plan.subtasks[:50])
-    for view, score, advantage in zip(views, scores, advantages):
-        view |= {"score": number(score), "advantage": number(advantage)}
+        view |= {"text": plan.text, "subtasks": plan.subtasks[:50], "tokens": len(plan.ids)}
     return views
 
 
-def _episode_view(e: EpisodeRecord, advantage: float | None, page: Page) -> dict[str, Any]:
+def _episode_view(e: EpisodeRecord, advantage: float, page: Page) -> dict[str, Any]:
     """`steps` is null where they are not shown, and `absent` says why."""
     steps, absent, judged = None, ABSENT, None
     if e.folder in page.chosen:
@@ -180,23 +178,19 @@ def _episode_view(e: EpisodeRecord, advantage: float | None, page: Page) -> dict
         except MALFORMED as error:
             absent = f"The steps cannot be read: {error}"
     if verdicts := page.verdicts.get(episode_key(e)):
-        judged = {"completed": list(verdicts.completed[:50]), "reply": clip(verdicts.reply)}
-    checks = []
-    for check in e.checks:
-        texts = {name: clip(getattr(check, name)) for name in ("kind", "what", "reason")}
-        checks.append(texts | {"passed": check.passed})
+        judged = {"completed": verdicts.completed[:50], "reply": verdicts.reply}
     return {
         "reward": e.reward,
         "advantage": advantage,
-        "failure": clip(e.failure),
-        "answer": clip(e.answer),
-        "url": clip(e.final_url),
-        "seconds": number(e.seconds),
+        "failure": e.failure,
+        "answer": e.answer,
+        "url": e.final_url,
+        "seconds": e.seconds,
         "length": e.length,
-        "checks": checks,
+        "checks": list(map(vars, e.checks)),
         "subtasks": judged,
         "steps": steps,
-        "absent": clip(absent),
+        "absent": absent,
     }
 
 
@@ -204,17 +198,17 @@ def _step_view(step: Step, images: Images) -> dict[str, Any]:
     turn = step.turn
     return {
         "image": images.screenshot(step.screenshot),
-        "width": number(step.width),
-        "height": number(step.height),
-        "url": clip(step.url),
-        "reply": clip(step.reply),
-        "note": clip(step.note),
+        "width": step.width,
+        "height": step.height,
+        "url": step.url,
+        "reply": step.reply,
+        "note": step.note,
         "tokens": len(step.ids),
-        "thought": clip(turn.thought),
-        "operation": clip(turn.operation),
-        "error": clip(turn.error or ""),
-        "plan": clips(step.plan.subtasks[:50]) if step.plan else [],
-        "warnings": clips(turn.warnings[:20]),
+        "thought": turn.thought,
+        "operation": turn.operation,
+        "error": turn.error or "",
+        "plan": step.plan.subtasks[:50] if step.plan else [],
+        "warnings": turn.warnings[:20],
         "actions": [_action_view(action) for action in turn.actions[:20]],
     }
 
@@ -224,12 +218,8 @@ def _action_view(action: Action) -> dict[str, Any]:
     fields = action_fields(action)
     kind = fields.pop("kind")
     arguments = ", ".join(f"{name}={value!r}" for name, value in fields.items())
-    return {
-        "kind": kind,
-        "text": clip(f"{kind}({arguments})"),
-        "to": [number(value) for value in action.to] if action.to else None,
-        **{name: number(getattr(action, name)) for name in ("x", "y", "dx", "dy", "count")},
-    }
+    points = {name: getattr(action, name) for name in ("x", "y", "dx", "dy", "to", "count")}
+    return {"kind": kind, "text": f"{kind}({arguments})", **points}
 
 
 # ---- figures and values ----
@@ -257,19 +247,22 @@ def _subgoals(
     return images.figure(png)
 
 
-def clip(value: object) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= TEXT else f"{text[:TEXT]} [{len(text) - TEXT:,} more characters]"
+def _as_text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
-def clips(values: Iterable[object]) -> list[str]:
-    return list(map(clip, values))
+def shown(value: Any) -> Any:
+    """A value as the page has it: texts cut to a length, numbers finite or null, lists for tuples.
 
-
-def number(value: Any) -> float | None:
-    """A finite number, or None: JSON has no NaN."""
-    try:
-        finite = float(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return round(finite, 4) if math.isfinite(finite) else None
+    >>> shown({"advantages": (0.123456, float("nan"))})
+    {'advantages': [0.1235, None]}
+    """
+    if isinstance(value, str) and len(value) > TEXT:
+        return f"{value[:TEXT]} [{len(value) - TEXT:,} more characters]"
+    if isinstance(value, float):  # JSON has no NaN
+        return round(value, 4) if math.isfinite(value) else None
+    if isinstance(value, list | tuple):
+        return list(map(shown, value))
+    if isinstance(value, dict):
+        return {shown(key): shown(item) for key, item in value.items()}
+    return value

@@ -73,17 +73,16 @@ def storyboard(notes: list[Note], frames: list[Frame]) -> Image.Image:
     room = WIDTH - TEXT_WIDTH - 3 * GAP
     width = min((room - (columns - 1) * GAP) // columns, 640)
     cells = [_cell(frame, width) for frame in frames]
-    left = _column(notes)
-    rows = [cells[start : start + columns] for start in range(0, len(cells), columns)]
-    heights = [max(cell.height for cell in row) for row in rows]
-    right = sum(heights) + GAP * max(0, len(rows) - 1)
-    sheet = Image.new("RGB", (WIDTH, max(left.height, right) + 2 * GAP), "white")
+    left, right, height = _column(notes), TEXT_WIDTH + 2 * GAP, 0
+    corners = []  # of the cells, below one another
+    for start in range(0, len(cells), columns):
+        row = cells[start : start + columns]
+        corners += [(right + number * (width + GAP), height) for number in range(len(row))]
+        height += max(cell.height for cell in row) + GAP
+    sheet = Image.new("RGB", (WIDTH, max(left.height + GAP, height) + GAP), "white")
     sheet.paste(left, (GAP, GAP))
-    y = GAP
-    for row, height in zip(rows, heights):
-        for number, cell in enumerate(row):
-            sheet.paste(cell, (TEXT_WIDTH + 2 * GAP + number * (width + GAP), y))
-        y += height + GAP
+    for cell, (x, y) in zip(cells, corners):
+        sheet.paste(cell, (x, GAP + y))
     return sheet
 
 
@@ -199,14 +198,19 @@ def _numbered(texts: Iterable[str]) -> tuple[str, ...]:
 def of_annotation(meta: Path, annotations: Path, key: str) -> Image.Image:
     """Figures 3 and 4: a recorded trajectory, its subtasks and unnecessary actions by a teacher."""
     annotated = scalecua.read_annotations(annotations)
-    if key not in annotated:
-        examples = ", ".join(list(annotated)[:3]) or "none"
-        raise ValueError(f"{key}: not in {annotations}, whose keys are like {examples}")
-    annotation, trajectory = annotated[key], _trajectory(meta, key)
+    located = scalecua.locate_trajectories(scalecua.read_meta(meta, steps_only=True))
+    for file, keys in ((annotations, annotated), (meta, located)):
+        if key not in keys:
+            examples = ", ".join(list(keys)[:3]) or "none"
+            raise ValueError(f"{key}: not in {file}, whose keys are like {examples}")
+    annotation, trajectory = annotated[key], scalecua.read_trajectory(*located[key])
     frames = []
     for number, step in enumerate(trajectory.steps, 1):
-        image = trajectory.root / step.image
-        frames.append(_demo_frame(image, f"{number}. {step.operation}", step.reply))
+        content = (trajectory.root / step.image).read_bytes()
+        with Image.open(io.BytesIO(content), formats=["PNG", "JPEG"]) as image:
+            size = image.size
+        actions = parse(to_pixels(step.reply, *size), size, size).actions
+        frames.append(Frame(content, f"{number}. {step.operation}", actions, size))
     subtasks = [f"{subtask.title}: {subtask.goal}" for subtask in annotation.subtasks]
     unnecessary, colour = annotation.unnecessary, BAD if annotation.unnecessary else INK
     notes = [
@@ -215,21 +219,6 @@ def of_annotation(meta: Path, annotations: Path, key: str) -> Image.Image:
         Note("Unnecessary actions", (unnecessary or "none",), colour),
     ]
     return storyboard(notes, frames)
-
-
-def _trajectory(meta: Path, key: str) -> scalecua.Trajectory:
-    for data_set in scalecua.read_meta(meta, steps_only=True):
-        for number, name in enumerate(scalecua.trajectory_keys(data_set)):
-            if name == key:
-                return scalecua.read_trajectory(data_set, number)
-    raise ValueError(f"{key}: not in {meta}")
-
-
-def _demo_frame(path: Path, caption: str, reply: str) -> Frame:
-    content = path.read_bytes()
-    with Image.open(io.BytesIO(content), formats=["PNG", "JPEG"]) as image:
-        size = image.size
-    return Frame(content, caption, parse(to_pixels(reply, *size), size, size).actions, size)
 
 
 def of_plan(folder: Path, plan: int) -> Image.Image:

@@ -252,27 +252,23 @@ def write_results(run: Path) -> None:
     groups = read_groups(run)
     table = success_table(groups)
     text = f"{markdown(table)}\n{unreadable_replies(groups)}\n"
-    _write(run, "results", text, {run.name: table}, table)
+    texts = {"md": text, "csv": csv_text({run.name: table}), "json": json_text(table)}
+    _write(run, "results", texts)
 
 
 def write_comparison(comparison: Comparison, out: Path | None) -> None:
     """Prints a comparison, and writes it as OUT/comparison.md, .csv and .json, given an OUT."""
-    _write(out, "comparison", compare_markdown(comparison), comparison.tables, comparison)
+    rows = csv_text(comparison.tables)
+    texts = {"md": compare_markdown(comparison), "csv": rows, "json": json_text(comparison)}
+    _write(out, "comparison", texts)
 
 
-def _write(
-    out: Path | None,
-    name: str,
-    text: str,
-    tables: dict[str, SuccessTable],
-    result: SuccessTable | Comparison,
-) -> None:
-    print(text, end="")
+def _write(out: Path | None, name: str, texts: dict[str, str]) -> None:
+    print(texts["md"], end="")
     if out:
         out.mkdir(parents=True, exist_ok=True)
-        (out / f"{name}.md").write_text(text, "utf-8")
-        (out / f"{name}.csv").write_text(csv_text(tables), "utf-8")
-        (out / f"{name}.json").write_text(json_text(result), "utf-8")
+        for ending, text in texts.items():
+            (out / f"{name}.{ending}").write_text(text, "utf-8")
 
 
 def cells(table: SuccessTable) -> list[list[str]]:
