@@ -322,7 +322,7 @@ def score_again(args: Args) -> None:
         counts = asyncio.run(rescore(run, tasks, judge, args.published_rules))
     message = (
         "{episodes} episodes scored again: {changed} changed, {unscored} without a reward, {kept} "
-        "with a verdict kept for want of a browser or a judge, {unreadable} unreadable"
+        "with a verdict kept (it takes a browser or a judge), {unreadable} unreadable"
     )
     print(f"{run}: {message.format(**counts)}")
     success.write_results(run)

@@ -24,7 +24,7 @@ def command(main: Callable[[], None], *words: object) -> None:
 
 
 def write_run(run: Path, rewards: dict[tuple[str, str, str], list[list[int | None]]]) -> Path:
-    """A run in which (batch, site, task id) got these rewards [K][M], None where the environment failed."""
+    """A run with these rewards [K][M] by (batch, site, task id); None: the environment failed."""
     for (batch, site, name), R in rewards.items():
         folder = run / "rollouts" / batch / name
         plans = [Plan(f"1. Plan {i}", [f"Plan {i}"], ids=[1, 2, 3]) for i in range(len(R))]

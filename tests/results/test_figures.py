@@ -18,7 +18,8 @@ def test_doctests():
 def test_learning_curve_is_900_pixels_wide_with_and_without_what_may_be_missing(tmp_path):
     learning_curve(write_metrics(tmp_path / "metrics.jsonl", 30), tmp_path / "full.png")
     (tmp_path / "bare.jsonl").write_text(
-        '{"batch": 0, "reward": 0.25}\n{"tasks": 0}\n{"batch": 1, "reward": NaN}\n{"batch": 2, "reward": null}\n{"bat'
+        '{"batch": 0, "reward": 0.25}\n{"tasks": 0}\n{"batch": 1, "reward": NaN}\n'
+        '{"batch": 2, "reward": null}\n{"bat'
     )
     bare = io.BytesIO()
     learning_curve(tmp_path / "bare.jsonl", bare)

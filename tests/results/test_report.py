@@ -1,5 +1,6 @@
 """The report in a real browser, from disk, with a run whose every text tries to become markup."""
 
+import doctest
 import json
 import shutil
 from dataclasses import replace
@@ -12,13 +13,17 @@ from playwright.sync_api import sync_playwright
 from run_dirs import TURNS, command, save_task, write_metrics
 
 from jhima.browser.chromium import find_chromium
+from jhima.results import report_views
 from jhima.results.report import main, write_folder, write_report
 from jhima.results.report_views import AS_IS, in_full
 from jhima.results.run_reader import read_groups
 from jhima.results.storyboard import _notes
 from jhima.results.success import success_table
 
-HOSTILE = """</script><script>window.hit=1</script><img src=x onerror="window.hit=1"> <!-- ]]> {0} %s \u202e\ud800"""
+HOSTILE = (
+    '</script><script>window.hit=1</script><img src=x onerror="window.hit=1"> <!-- ]]> {0} %s '
+    "\u202e\ud800"
+)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +88,10 @@ def report(run) -> Path:
 
 @pytest.fixture(scope="module")
 def open_page():
-    """Opens a report from disk; in the end no page may have logged an error, run a hostile script or made a request."""
+    """Opens a report from disk.
+
+    In the end no page may have logged an error, run a hostile script or made a request.
+    """
     trouble: list[str] = []
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
@@ -117,6 +125,10 @@ def open_page():
         )
         browser.close()
     assert trouble == []
+
+
+def test_doctests():
+    assert doctest.testmod(report_views).failed == 0
 
 
 def test_overview_lists_everything(report, open_page):

@@ -1,4 +1,4 @@
-"""evaluate.py --rescore through its command line: a judge that comes late, other rules, a mended task file; no browser."""
+"""evaluate.py --rescore by its command line: a late judge, other rules, a mended task file."""
 
 import json
 
@@ -49,7 +49,7 @@ PLAYED = [
 
 @pytest.fixture
 def run(tmp_path):
-    """A run whose judge said nothing: six tasks with an episode each, and one that the environment broke."""
+    """A run whose judge was silent: six tasks with one episode each, and one that broke."""
     rows = [
         {
             "task_id": n,
@@ -148,9 +148,8 @@ def silent():
 
 def says(body: bytes) -> tuple:
     asked = json.loads(json.loads(body)["messages"][1]["content"])
-    return reply(
-        f"VERDICT: {'correct' if 'right' in asked['answer'] or asked['reference'] == 'a refund' else 'incorrect'}"
-    )
+    correct = "right" in asked["answer"] or asked["reference"] == "a refund"
+    return reply(f"VERDICT: {'correct' if correct else 'incorrect'}")
 
 
 def test_what_the_judge_did_not_say_is_asked_later_and_kept(run, rescored):
@@ -158,8 +157,8 @@ def test_what_the_judge_did_not_say_is_asked_later_and_kept(run, rescored):
     with Site({CHAT: says}) as judge:
         url = f"{judge.url}/v1"
         assert rescored("--judge-url", url) == (
-            "6 episodes scored again: 2 changed, 0 without a reward, 1 with a verdict kept for want of a browser or a judge, "
-            "0 unreadable"
+            "6 episodes scored again: 2 changed, 0 without a reward, 1 with a verdict kept (it "
+            "takes a browser or a judge), 0 unreadable"
         )
         assert rewards(run) == [1, 0, 1, 0, 1, 1, None] and len(judge.seen) == 2
         results = json.loads((run / "results.json").read_text())
@@ -206,8 +205,8 @@ def test_a_mended_task_file_is_what_counts_but_pages_keep_their_verdict(run, res
     (run.parent / "t.json").write_text(json.dumps(rows[:5] + rows[6:]))
     (run / "rollouts" / "run_0" / "t-0" / "p0_e0" / "episode.json").write_text("{")
     assert rescored("--judge-url", silent) == (
-        "5 episodes scored again: 2 changed, 1 without a reward, 2 with a verdict kept for want of a browser or a judge, "
-        "1 unreadable"
+        "5 episodes scored again: 2 changed, 1 without a reward, 2 with a verdict kept (it takes "
+        "a browser or a judge), 1 unreadable"
     )
     (run / "rollouts" / "run_0" / "t-0" / "p0_e0" / "episode.json").unlink()
     assert [

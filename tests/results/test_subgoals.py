@@ -44,7 +44,7 @@ SUCCESS = np.array([0, 0, 0, 1, 0, 1, 0, 1, 1, 1, 0, 1])
 def test_auroc_and_tau_are_counts_of_pairs():
     won, lost = SHARE[SUCCESS == 1], SHARE[SUCCESS == 0]
     assert auroc(SHARE, SUCCESS) == pytest.approx(
-        np.mean([(w > l) + (w == l) / 2 for w in won for l in lost])
+        np.mean([(high > low) + (high == low) / 2 for high in won for low in lost])
     )
     pairs = [
         (np.sign(SHARE[i] - SHARE[j]), np.sign(SUCCESS[i] - SUCCESS[j]))
@@ -158,7 +158,10 @@ def play(
 
 @pytest.fixture
 def run(tmp_path):
-    """Six tasks: all of the oracle's moves or those of its first subtask; success, failure, and one not scored."""
+    """Six tasks, with all of the oracle's moves or those of its first subtask.
+
+    One is not scored; of the others some succeed and some fail.
+    """
     chosen = [(i, s) for i, s in solutions().items() if len(s.plan) > 1][:6]
     for n, (intent, solution) in enumerate(chosen):
         said = [operation(move) for g in solution.plan for move in g.moves]

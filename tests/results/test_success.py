@@ -46,7 +46,8 @@ def test_means_and_standard_errors_are_the_closed_forms(tmp_path):
     gitlab, places = table.sites
     assert [row.site for row in table.rows] == ["gitlab", "map", "overall"]
     assert (gitlab.mean, places.mean) == (0.75, 0.5)
-    # map, by run: 1/2, 1, 0, 1/2, so the variance is (1/4 + 1/4) / 3, and the standard error its root over sqrt(4)
+    # map, by run: 1/2, 1, 0, 1/2, so the variance is (1/4 + 1/4) / 3, and the standard error its
+    # root over sqrt(4)
     assert places.stderr == pytest.approx(math.sqrt(Fraction(1, 6)) / 2)
     by_run = [Fraction(2, 3), Fraction(2, 3), Fraction(1, 3), Fraction(2, 3)]
     mean = sum(by_run) / 4
@@ -172,7 +173,8 @@ def test_comparison_is_paired_and_copes_with_a_site_that_one_side_lacks(tmp_path
     }
     lines = compare_markdown(compare(runs)).splitlines()
     assert lines[:4] == [
-        "| success % | gitlab | map | reddit | overall | 95 % over tasks | episodes | failed | unscored | not played |",
+        "| success % | gitlab | map | reddit | overall | 95 % over tasks | episodes | failed "
+        "| unscored | not played |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
         "| before | – | 25.0 ± 25.0 | 100.0 ± 0.0 | 50.0 ± 16.7 | 0.0 to 100.0 | 6 | 3 | 0 | 0 |",
         "| after | 0.0 | 75.0 ± 25.0 | – | 50.0 ± 8.3 | 0.0 to 100.0 | 6 | 2 | 1 | 0 |",
@@ -187,8 +189,19 @@ def test_comparison_is_paired_and_copes_with_a_site_that_one_side_lacks(tmp_path
     assert json.loads(json_text(three))["differences"]["after"][-1]["better"] == 1
 
 
+def test_a_difference_stands_below_its_own_site(tmp_path):
+    """... where a third run has a site that the first two lack."""
+    base = read_groups(evaluation(tmp_path / "a", {"map/a": [0]}))
+    run = read_groups(evaluation(tmp_path / "b", {"map/a": [1]}))
+    other = read_groups(evaluation(tmp_path / "c", {"gitlab/d": [1]}))
+    lines = compare_markdown(compare({"base": base, "run": run, "other": other})).splitlines()
+    assert lines[6].startswith("| minus base | gitlab | map | overall |")
+    assert lines[8].startswith("| run | – | +100.0 | +100.0 |")
+    assert lines[9].startswith("| other | – | – | – |")
+
+
 def test_pairing_tells_a_difference_of_four_points_on_154_tasks(tmp_path):
-    """40 % against 44 %: unpaired intervals overlap widely; six tasks gained and none lost is no chance."""
+    """40 % against 44 %: unpaired intervals overlap widely; six tasks gained, none lost, do not."""
     results = {f"map/{i}": [int(i < 62)] for i in range(154)}
     base = read_groups(evaluation(tmp_path / "a", results))
     run = read_groups(

@@ -1,4 +1,4 @@
-"""evaluate.py killed and resumed with a real browser and a real (untrained) model; its comparisons and its errors."""
+"""evaluate.py killed and resumed, with a real browser and an untrained model; --compare; errors."""
 
 import csv
 import json
@@ -17,7 +17,7 @@ RUNS, TASKS = 2, 3
 
 @pytest.fixture
 def tasks(tmp_path):
-    """Three tasks; an agent that does nothing of use solves the first, by staying where it starts."""
+    """Three tasks; an agent that does nothing of use solves the first: it stays where it starts."""
     path = tmp_path / "tasks.json"
     path.write_text(
         json.dumps(
@@ -119,6 +119,25 @@ def test_comparison_of_finished_runs_needs_no_model(tmp_path, monkeypatch, capsy
 def test_nothing_to_play_is_an_error(more, checkpoint, tasks, tmp_path, capsys):
     with pytest.raises(SystemExit, match="at least one run of one task"):
         evaluated([*arguments(checkpoint, tasks, tmp_path / "x"), *more], capsys)
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--agent", "scalecua", "--agent-model", "m"], "--agent-url"),
+        (
+            ["--agent", "planner-grounder", "--agent-model", "gpt-4o", "--grounder-model", "m"],
+            "--grounder-url",
+        ),
+        (["--agent", "other"], "invalid choice 'other'"),
+        (["--unparseable", "retry:4"], "invalid choice 'retry:4'"),
+    ],
+)
+def test_a_mistake_is_one_line(words, message, tmp_path):
+    with pytest.raises(SystemExit, match=message) as ended:
+        command(evaluate.main, *words, "--out", tmp_path / "out")
+    assert str(ended.value).startswith("evaluate.py: ") and "\n" not in str(ended.value)
+    assert not (tmp_path / "out").exists()
 
 
 def test_adapters_of_a_run_and_of_its_checkpoints(tmp_path):
