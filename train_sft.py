@@ -25,7 +25,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -123,8 +123,8 @@ class Run:
     samples: Supervision
     held_back: Supervision
     order: Batches  # of the samples
-    collate: partial  # a batch's examples to packs
-    left_out: Counter[str]  # samples that were broken when they were read, by reason
+    micro: int  # samples per pack
+    left_out: Counter[str] = field(default_factory=Counter)  # broken when read, by reason
 
     @property
     def folder(self) -> Path:
@@ -215,10 +215,16 @@ def load(
     )
     rank, world = dist.get_rank(), dist.get_world_size()
     order = Batches(len(samples), micro * accumulate * world, args.epochs, args.seed, rank, world)
-    sizes = {"micro": micro, "max_length": args.max_length}
-    collate = partial(make_batch, image_pad=policy.image_pad, **sizes)
     return Run(
-        args, policy, stage, packed, engine, samples, held_back, order, collate, left_out=Counter()
+        args=args,
+        policy=policy,
+        stage=stage,
+        packed=packed,
+        engine=engine,
+        samples=samples,
+        held_back=held_back,
+        order=order,
+        micro=micro,
     )
 
 
@@ -339,10 +345,11 @@ def loader(run: Run, part: Supervision, order: Batches) -> DataLoader:
     workers = run.args.workers
     if workers is None:
         workers = 2 if torch.cuda.is_available() else 0
+    sizes = {"micro": run.micro, "max_length": run.args.max_length}
     return DataLoader(
         part,
         batch_sampler=order,
-        collate_fn=run.collate,
+        collate_fn=partial(make_batch, image_pad=run.policy.image_pad, **sizes),
         num_workers=workers,
         multiprocessing_context="fork" if workers else None,
         worker_init_fn=leave_signals,

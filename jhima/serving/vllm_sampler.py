@@ -24,7 +24,7 @@ import itertools
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from pathlib import Path
@@ -56,26 +56,14 @@ _FAST_FILES = "/dev/shm" if os.path.isdir("/dev/shm") else None
 UPDATE_ROOM = 14 << 30
 
 
-def start_engine(
-    checkpoint: str | Path,
-    device: torch.device,
-    lora_rank: int,
-    kv_bytes: int,
-    max_tokens: int = 8192,
-    **options,
-) -> AsyncLLM:
-    """A vLLM engine in a process of its own on `device`.
+def start_engine(checkpoint: str | Path, device: torch.device, *settings, **options) -> AsyncLLM:
+    """A vLLM engine in a process of its own on `device`; the other arguments are `_launch`'s.
 
     Blocks until it is ready: seconds on a CPU, 1 to 2 minutes for 7B on a GPU. Call stop_engine at
     the end.
-
-    kv_bytes: memory for keys and values, the only part of vLLM's memory that is a choice. Beside it
-    lie the weights (7B in bf16 without its tower: 14 GiB) and 2 to 3 GiB of graphs and activations.
-    A token of the 7B takes 56 KiB. max_tokens: of prompt and reply, limited to the model's own
-    maximum. options: replace the engine arguments below.
     """
     with _environment(device):
-        return _launch(checkpoint, device, lora_rank, kv_bytes, max_tokens, **options)
+        return _launch(checkpoint, device, *settings, **options)
 
 
 def _launch(
@@ -86,7 +74,13 @@ def _launch(
     max_tokens: int = 8192,
     **options,
 ) -> AsyncLLM:
-    """start_engine within `_environment`, which cannot be entered in two threads."""
+    """start_engine within `_environment`, which cannot be entered in two threads.
+
+    kv_bytes: memory for keys and values, the only part of vLLM's memory that is a choice. Beside it
+    lie the weights (7B in bf16 without its tower: 14 GiB) and 2 to 3 GiB of graphs and activations.
+    A token of the 7B takes 56 KiB. max_tokens: of prompt and reply, limited to the model's own
+    maximum. options: replace the engine arguments below.
+    """
     limit = AutoConfig.from_pretrained(checkpoint).get_text_config().max_position_embeddings
     max_tokens = min(max_tokens, limit)
     arguments = dict(
@@ -126,29 +120,27 @@ def _environment(device: torch.device) -> Iterator[None]:
     A spawned process first imports its parent's main module, with all that training needs and an
     engine does not. This takes seconds, and vLLM's CPU build fails where Flask is imported.
     """
-    # A forked process would hold copies of locks that this process's threads never release.
-    variables = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+    variables = {"TORCHDYNAMO_DISABLE": "1"}
     if device.type == "cuda":
         gpus = map(str, range(torch.cuda.device_count()))
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(gpus)).split(",")
-        variables["CUDA_VISIBLE_DEVICES"] = visible[device.index or 0]
-    else:
-        variables["TORCHDYNAMO_DISABLE"] = "1"
+        variables = {"CUDA_VISIBLE_DEVICES": visible[device.index or 0]}
     reaper.start()
     main = vars(sys.modules["__main__"])
-    before = {name: os.environ.get(name) for name in variables}
-    script = {name: main.pop(name) for name in ("__file__", "__spec__") if name in main}
-    os.environ |= variables
-    main["__spec__"] = None
+    with _replaced(os.environ, variables), _replaced(main, {"__spec__": None, "__file__": None}):
+        yield
+
+
+@contextmanager
+def _replaced(mapping: MutableMapping, values: dict) -> Iterator[None]:
+    before = {name: mapping[name] for name in values if name in mapping}
+    mapping.update(values)
     try:
         yield
     finally:
-        main.update(script)
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in values:
+            mapping.pop(name, None)
+        mapping.update(before)
 
 
 class VllmSampler:
