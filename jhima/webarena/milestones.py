@@ -1,7 +1,7 @@
 """Milestones (the paper's future work): which of a plan's subtasks an episode completed.
 
-An LLM judge decides. Used by train_rl.py --milestone W and by jhima/results/subgoals.py. Nothing here
-touches the terminal reward R_ij.
+An LLM judge decides. Used by train_rl.py --milestone W and by jhima/results/subgoals.py. Nothing
+here touches the terminal reward R_ij.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ SUBTASK 1: not done"""
 def request(task: str, subtasks: list[str], episode: Episode) -> list[dict]:
     """The chat messages that ask about one episode.
 
-    They hold the screenshot before each step, then what the agent did, as JSON. Points of actions are
-    in CSS pixels of the screenshot.
+    They hold the screenshot before each step, then what the agent did, as JSON. Points of actions
+    are in CSS pixels of the screenshot.
     """
     steps = []
     for number, step in enumerate(episode.steps, 1):
