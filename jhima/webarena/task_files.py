@@ -5,9 +5,7 @@ have names and are looked for in data/ (or $JHIMA_DATA): `webarena-lite-v2`, the
 tasks, and `webarena-train`, the 647 of WebArena's 812 tasks that are not among WebArena-Lite's 165.
 The pocket arena's lists have names too (jhima/environment.py). URLs keep the placeholders of the
 file; `sites.fill` replaces them by the URLs of an arena's lease.
-
-    python -m jhima.environment FILE_OR_NAME     a table of sites and evaluators; the exit code is 1
-                                                 if a task cannot be scored
+`python -m jhima.webarena FILE_OR_NAME` says what can be scored.
 """
 
 from __future__ import annotations

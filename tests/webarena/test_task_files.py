@@ -256,7 +256,7 @@ def test_only_a_plain_call_of_a_known_helper_is_read(text):
 
 def run_cli(*arguments: object) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-m", "jhima.environment", *map(str, arguments)],
+        [sys.executable, "-m", "jhima.webarena", *map(str, arguments)],
         cwd=ROOT,
         capture_output=True,
         text=True,
