@@ -149,10 +149,8 @@ def main() -> None:
             adapters = adapters_in(args.adapters, roles(args))
         tasks = load_tasks(args.tasks)[: args.limit]
         if args.runs < 1 or not tasks:
-            raise ValueError(
-                f"expected at least one run of one task, got --runs {args.runs} and "
-                f"{len(tasks)} tasks"
-            )
+            counts = f"--runs {args.runs}, {len(tasks)} tasks"
+            raise ValueError(f"{counts}: expected at least one run of one task")
         check_environment(args, tasks)
         same_run(args, "evaluate.py", FREE)
         write_planned(args.out, args.runs, tasks)
@@ -262,17 +260,10 @@ def load_policies(args: Args, adapters: dict[str, Path]) -> dict[str, Policy | s
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     sources: dict[str, Policy | str] = {}
     for role in roles(args):
-        source = getattr(args, role)
-        if "#" in source:
-            sources[role] = source
-        else:
-            sources[role] = load_policy(
-                source,
-                device,
-                default_dtype(device),
-                adapter=adapters.get(role),
-                prompts=args.prompt,
-            ).eval()
+        source = sources[role] = getattr(args, role)
+        if "#" not in source:
+            files = {"adapter": adapters.get(role), "prompts": args.prompt}
+            sources[role] = load_policy(source, device, default_dtype(device), **files).eval()
     return sources
 
 

@@ -74,14 +74,11 @@ class Progress:
 
 def progress(groups: list[GroupRecord], verdicts: dict[str, Verdicts]) -> Progress:
     rows, unjudged = [], 0  # (completed share, reward, task) of each judged episode
-    for group in groups:
-        for e in group.episodes:
-            subtasks, verdict = subtasks_of(group, e), verdicts.get(episode_key(e))
-            if not subtasks:
-                continue
-            if verdict is None or len(verdict.completed) != len(subtasks):
-                unjudged += 1
-                continue
+    for group, e in with_subtasks(groups):
+        subtasks, verdict = group.subtasks(e.plan), verdicts.get(episode_key(e))
+        if verdict is None or len(verdict.completed) != len(subtasks):
+            unjudged += 1
+        else:
             rows.append((sum(verdict.completed) / len(subtasks), int(e.reward), group.task.id))
     share = np.array([row[0] for row in rows])
     success = np.array([row[1] for row in rows], dtype=int)
@@ -98,9 +95,13 @@ def progress(groups: list[GroupRecord], verdicts: dict[str, Verdicts]) -> Progre
     )
 
 
-def subtasks_of(group: GroupRecord, e: EpisodeRecord) -> list[str]:
-    """The subtasks that a scored episode followed; [] without a reward: nothing to compare with."""
-    return [] if e.reward is None else group.subtasks(e.plan)
+def with_subtasks(groups: list[GroupRecord]) -> list[tuple[GroupRecord, EpisodeRecord]]:
+    """The scored episodes that followed subtasks, each with its group."""
+    episodes = []
+    for group in groups:
+        scored = [e for e in group.episodes if e.reward is not None]
+        episodes += [(group, e) for e in scored if group.subtasks(e.plan)]
+    return episodes
 
 
 def auroc(share: Array, success: Array) -> float:
@@ -144,11 +145,10 @@ def bins(share: Array, success: Array) -> tuple[Bin, ...]:
     result = []
     for number, (label, _) in enumerate(BINS):
         inside = success[which == number]
+        mean_and_interval = None, None, None
         if len(inside):
-            interval = wilson(int(inside.sum()), len(inside))
-            result.append(Bin(label, len(inside), float(inside.mean()), *interval))
-        else:
-            result.append(Bin(label, 0, None, None, None))
+            mean_and_interval = inside.mean().item(), *wilson(int(inside.sum()), len(inside))
+        result.append(Bin(label, len(inside), *mean_and_interval))
     return tuple(result)
 
 

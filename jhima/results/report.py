@@ -92,15 +92,10 @@ def _write_page(out: Path, data: dict[str, Any], images: str = "data:") -> None:
     endings = (".html", ".css", ".js")
     page, style, script = (Path(__file__).with_suffix(e).read_text("utf-8") for e in endings)
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
-    page = page.format(
-        style=style,
-        script=script,
-        style_hash=_csp_hash(style),
-        script_hash=_csp_hash(script),
-        images=images,
-        # Without "<" nothing in the data can end its element. ASCII: lone surrogates do no harm.
-        data=text.replace("<", "\\u003c"),
-    )
+    # Without "<" nothing in the data can end its element. ASCII: lone surrogates do no harm.
+    text = text.replace("<", "\\u003c")
+    hashes = {"style_hash": _csp_hash(style), "script_hash": _csp_hash(script)}
+    page = page.format(style=style, script=script, data=text, images=images, **hashes)
     out.write_text(page, encoding="utf-8", newline="\n")
 
 

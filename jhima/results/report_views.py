@@ -226,13 +226,11 @@ def _action_view(action: Action) -> dict[str, Any]:
 
 
 def _curve(metrics: Path, images: Images) -> str | None:
-    if not metrics.is_file():
-        return None  # an evaluation has none
     png = io.BytesIO()
     try:
         learning_curve(metrics, png)
-    except ValueError:
-        return None  # no batch has ended yet
+    except (FileNotFoundError, ValueError):
+        return None  # an evaluation has no metrics; or no batch has ended yet
     return images.figure(png)
 
 

@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -197,17 +198,19 @@ def _parse_check(raw: dict) -> Check:
 
 
 def _text(raw: dict, key: str) -> str:
-    value = raw.get(key)
-    if not isinstance(value, str | None):
-        raise TypeError(f"{key} is {type(value).__name__}, expected text")
-    return value or ""
+    return _value(raw, key, str)
 
 
 def _texts(raw: dict, key: str) -> tuple[str, ...]:
-    values = raw.get(key, [])
-    if not isinstance(values, list):
-        raise TypeError(f"{key} is {type(values).__name__}, expected a list")
-    return tuple(map(str, values))
+    return tuple(map(str, _value(raw, key, list)))
+
+
+def _value(raw: dict, key: str, kind: type) -> Any:
+    """The value of that kind; an empty one where it is null or missing."""
+    value = raw.get(key)
+    if not isinstance(value, kind | None):
+        raise TypeError(f"{key} is {type(value).__name__}, expected {kind.__name__}")
+    return value or kind()
 
 
 def _read_object(path: Path) -> dict:

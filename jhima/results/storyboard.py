@@ -225,10 +225,7 @@ def of_plan(folder: Path, plan: int) -> Image.Image:
     """Figure 5: what the decomposer saw and what it wrote."""
     group, saved = read_group(folder), load_plans(folder)
     if saved is None or plan >= len(group.plans):
-        raise ValueError(
-            f"{folder}: expected the folder of a task with a plan {plan} "
-            "(RUN/rollouts/<batch>/<task>)"
-        )
+        raise ValueError(f"{folder}: expected RUN/rollouts/BATCH/TASK with a plan {plan}")
     subtasks = Note("Subtasks by the decomposer", _numbered(group.subtasks(plan)))
     start_page = Frame(saved[0], "The page that the task starts on")
     return storyboard([Note("Task", (group.task.intent,)), subtasks], [start_page])
@@ -240,8 +237,7 @@ def of_episode(folder: Path) -> Image.Image:
     records = [e for e in group.episodes if e.folder == folder]
     if not records:
         raise ValueError(
-            f"{folder}: expected the folder of a finished episode "
-            "(RUN/rollouts/<batch>/<task>/p0_e0)"
+            f"{folder}: expected a finished episode, RUN/rollouts/<batch>/<task>/p0_e0"
         )
     record, frames = records[0], []
     episode = load_episode(folder.parent, record.plan, record.number)
@@ -293,7 +289,7 @@ class Plan:
     """figure 5"""
 
     folder: Positional[Path]
-    """of a task: RUN/rollouts/<batch>/<task>"""
+    """of a task: RUN/rollouts/BATCH/TASK"""
     out: Positional[Path]
     """the PNG to write"""
     plan: int = 0
@@ -305,7 +301,7 @@ class Episode:
     """figure 6"""
 
     folder: Positional[Path]
-    """of an episode: RUN/rollouts/<batch>/<task>/p0_e0"""
+    """of an episode: RUN/rollouts/BATCH/TASK/p0_e0"""
     out: Positional[Path]
     """the PNG to write"""
 

@@ -30,7 +30,7 @@ from jhima.episodes import load_episode
 from jhima.failures import EnvironmentFailure
 from jhima.pocket.teacher import MODEL, serve_teacher
 from jhima.results.figures import subgoal_figure
-from jhima.results.progress import BINS, Bin, Progress, Verdicts, episode_key, progress, subtasks_of
+from jhima.results.progress import Bin, Progress, Verdicts, episode_key, progress, with_subtasks
 from jhima.results.run_reader import MALFORMED, EpisodeRecord, GroupRecord
 from jhima.results.success import NOTHING, markdown_table, read_runs
 from jhima.run_directory import read_args
@@ -58,14 +58,6 @@ def read_verdicts(run: Path) -> dict[str, Verdicts]:
         except MALFORMED:
             pass
     return verdicts
-
-
-def with_subtasks(groups: list[GroupRecord]) -> list[tuple[GroupRecord, EpisodeRecord]]:
-    """The scored episodes that followed a plan, each with its group."""
-    episodes = []
-    for group in groups:
-        episodes += [(group, e) for e in group.episodes if subtasks_of(group, e)]
-    return episodes
 
 
 async def judge_run(
@@ -105,7 +97,7 @@ async def judge_episode(
 
     Raises EnvironmentFailure("judge"), or ValueError for an episode that cannot be read.
     """
-    subtasks = subtasks_of(group, e)
+    subtasks = group.subtasks(e.plan)
     episode = load_episode(e.folder.parent, e.plan, e.number)
     messages = request(group.task.intent, subtasks, episode)
     question = hashlib.sha256(json.dumps([judge.model, messages]).encode()).hexdigest()
@@ -120,7 +112,8 @@ async def judge_episode(
 
 def markdown(results: dict[str, Progress]) -> str:
     titles = ["run", "episodes", "tasks", "not judged", "completed %", "AUROC", "Kendall's tau"]
-    overall, by_bin = [titles], [["success % where completed:", *(label for label, _ in BINS)]]
+    labels = [b.label for b in next(iter(results.values())).bins]
+    overall, by_bin = [titles], [["success % where completed:", *labels]]
     for name, p in results.items():
         completed = f"{100 * np.mean(p.share):.1f}" if p.share else NOTHING
         counts = map(str, (p.episodes, p.tasks, p.unjudged))

@@ -155,8 +155,10 @@ def pass_at_k(tasks: list[list[float]], k: int) -> float:
 
 def mean_and_interval(values: Array) -> tuple[float | None, float | None, float | None]:
     """(mean, low, high) of values [tasks]; None where there are too few values for it."""
-    if len(values) < 2:
-        return float(values[0]) if len(values) else None, None, None
+    if len(values) == 0:
+        return None, None, None
+    if len(values) == 1:
+        return float(values[0]), None, None
     return float(values.mean()), *bootstrap_interval(values)
 
 
@@ -166,13 +168,9 @@ def bootstrap_interval(values: Array) -> tuple[float, float]:
     The same at every call. A task's value is its mean over runs, so that runs are not mistaken for
     independent tasks.
     """
+    rng = np.random.default_rng(0)
     result = bootstrap(
-        (values,),
-        np.mean,
-        n_resamples=10_000,
-        batch=1000,
-        method="percentile",
-        rng=np.random.default_rng(0),
+        (values,), np.mean, n_resamples=10_000, batch=1000, method="percentile", rng=rng
     )
     interval = result.confidence_interval
     return float(interval.low), float(interval.high)
