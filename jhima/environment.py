@@ -1,6 +1,4 @@
-"""Where episodes play: an arena, browsers and a judge; and which task list a name stands for.
-
-"""
+"""Where episodes play: an arena, browsers and a judge; and which task list a name stands for."""
 
 from __future__ import annotations
 
