@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 from datetime import timedelta
 from pathlib import Path
 
@@ -23,6 +22,10 @@ from jhima.policy import Policy
 from jhima.training.ranks import check_shared
 from jhima.training.watchdog import watch
 
+# What a launcher would set. Port 0: any that is free.
+ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+ALONE |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+
 
 def init_distributed(out: Path | None = None) -> tuple[int, int, torch.device]:
     """Joins the process group; returns (rank, world size, device).
@@ -31,12 +34,8 @@ def init_distributed(out: Path | None = None) -> tuple[int, int, torch.device]:
     ends with one line where a host does not see it. A rank that dies before it calls watchdog.leave
     takes the others with it.
     """
-    os.environ.setdefault("RANK", "0")
-    os.environ.setdefault("WORLD_SIZE", "1")
-    os.environ.setdefault("LOCAL_RANK", "0")
-    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-    if "MASTER_PORT" not in os.environ:
-        os.environ["MASTER_PORT"] = str(free_port())
+    for name, value in ALONE.items():
+        os.environ.setdefault(name, value)
     if torch.cuda.is_available():
         backend, device = "nccl", torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)  # before NCCL asks which GPU this rank has
@@ -51,12 +50,6 @@ def init_distributed(out: Path | None = None) -> tuple[int, int, torch.device]:
     if out is not None:
         check_shared(out)
     return dist.get_rank(), dist.get_world_size(), device
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def make_engine(

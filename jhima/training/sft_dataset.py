@@ -12,7 +12,7 @@ import io
 import math
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -129,7 +129,8 @@ class Supervision(Dataset):
         else:
             prompt = policy.prompts.actor(step.task, subtasks, step.history, b"")
             prompt = replace(prompt, system=system_turn(data_set.style, policy.prompts))
-            reply = _to_pixels(scalecua.in_grammar(step.reply), picture)
+            reply = scalecua.in_grammar(step.reply)
+            reply = _in_pixels(to_pixels, reply, picture, "coordinate outside 0-1")
         before, after = policy.prompt_ids(prompt), policy.response_ids(reply)
         return Example(before + after, [False] * len(before) + [True] * len(after), [picture])
 
@@ -153,9 +154,10 @@ def conversation(policy: Policy, data_set: DataSet, row: Row) -> Example:
         if data_set.style.kind == "click":
             gpt = scalecua.in_grammar(gpt)
             if len(pictures) == 1:
-                gpt = _to_pixels(gpt, pictures[0])
+                gpt = _in_pixels(to_pixels, gpt, pictures[0], "coordinate outside 0-1")
         elif data_set.style.kind == "box" and len(pictures) == 1:
-            human, gpt = _boxes_to_pixels(human, gpt, pictures[0])
+            human = _in_pixels(boxes_in_place, human, pictures[0], "box outside 0-1000")
+            gpt = _in_pixels(boxes_to_json, gpt, pictures[0], "box outside 0-1000")
         ids.append(policy.im_start)
         for number, text in enumerate(("user\n" + human).split("<image>")):
             if number:
@@ -186,20 +188,13 @@ def read_picture(path: Path) -> Picture:
     raise Broken(f"image side below {scalecua.MIN_SIDE}")
 
 
-def _to_pixels(reply: str, picture: Picture) -> str:
+def _in_pixels(convert: Callable, text: str, picture: Picture, error: str) -> str:
+    """`convert` (of jhima/data/stored_coordinates.py) with a picture's size."""
     height, width, _ = picture.pixels.shape
     try:
-        return to_pixels(reply, width, height)
+        return convert(text, width, height)
     except ValueError:
-        raise Broken("coordinate outside 0-1") from None
-
-
-def _boxes_to_pixels(human: str, gpt: str, picture: Picture) -> tuple[str, str]:
-    height, width, _ = picture.pixels.shape
-    try:
-        return boxes_in_place(human, width, height), boxes_to_json(gpt, width, height)
-    except ValueError:
-        raise Broken("box outside 0-1000") from None
+        raise Broken(error) from None
 
 
 # ---- order and packs ----

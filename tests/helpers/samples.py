@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import multiprocessing
+import socket
 from pathlib import Path
 
 import numpy as np
@@ -21,13 +22,20 @@ ROOT = Path(__file__).resolve().parents[2]
 def start_process(target, *args: object) -> multiprocessing.Process:
     """target(*args) in a process of its own, from a server that has imported the scripts already.
 
-    Not forked from this process: its threads (autograd's, a browser's) are not in a child, which would wait for them.
+    Not forked from this process: a child has none of its threads (autograd's, a browser's), and
+    would wait for them.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["annotate", "train_sft", "rl_faults"])
     process = context.Process(target=target, args=args)
     process.start()
     return process
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
 
 
 def screenshot(seed: int, width: int = 336, height: int = 336) -> bytes:

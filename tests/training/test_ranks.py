@@ -20,9 +20,8 @@ import psutil
 import pytest
 from rl_faults import TASK, run_rank
 from safetensors.torch import load_file
-from samples import ROOT, make_samples, start_process
+from samples import ROOT, free_port, make_samples, start_process
 
-from jhima.training.deepspeed_engine import free_port
 from jhima.training.ranks import balanced, tokens
 
 FLAGS = (

@@ -17,13 +17,12 @@ import time
 import pytest
 import torch
 from safetensors.torch import load_file
-from samples import ROOT, start_process
+from samples import ROOT, free_port, start_process
 from scalecua import demonstrations, sample, write_data, write_image
 from transformers import AutoImageProcessor, AutoTokenizer
 
 import train_sft
 from jhima.policy import check_checkpoint
-from jhima.training.deepspeed_engine import free_port
 
 PLAN = [{"title": "Open it", "goal": "it is open"}, {"title": "Read it", "goal": "it is read"}]
 

@@ -18,9 +18,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from samples import ROOT
-
-from jhima.training.deepspeed_engine import free_port
+from samples import ROOT, free_port
 
 ADDRESSES = "10.213.7.1", "10.213.7.2"
 SCRIPT = (
