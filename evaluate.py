@@ -82,6 +82,10 @@ class Args(EnvironmentOptions, SamplerOptions):
     tasks: str | None = None
     """a WebArena task file, or the name of a list (see jhima/environment.py); by default
     pocket-eval, with --rescore the run's"""
+    judge_model: str | None = None
+    """the judge's name at its endpoint, by default gpt-5.2-codex, with --rescore the run's"""
+    no_published_rules: bool = False
+    """with --rescore: score by our own rules a run that was scored by the published ones"""
     limit: int | None = None
     """only the first N tasks"""
     out: Path | None = None
@@ -121,10 +125,6 @@ class Args(EnvironmentOptions, SamplerOptions):
     rescore: Path | None = None
     """score this run of evaluate.py or train_rl.py again; plays nothing. --tasks, --judge-url,
     --judge-model and --published-rules are the run's own unless given"""
-    judge_model: str | None = None
-    """the judge's name at its endpoint, by default gpt-5.2-codex, with --rescore the run's"""
-    no_published_rules: bool = False
-    """with --rescore: score by our own rules a run that was scored by the published ones"""
 
 
 def main() -> None:

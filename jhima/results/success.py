@@ -211,7 +211,8 @@ def _difference(site: str, run: list[GroupRecord], base: list[GroupRecord]) -> D
     both = sorted(run_scores.keys() & base_scores.keys())
     pairs = np.array([np.mean(run_scores[t]) - np.mean(base_scores[t]) for t in both])  # [tasks]
     better, worse = int((pairs > 0).sum()), int((pairs < 0).sum())
-    return Difference(site, *mean_and_interval(pairs), len(pairs), better, worse)
+    mean, low, high = mean_and_interval(pairs)
+    return Difference(site, mean, low, high, tasks=len(pairs), better=better, worse=worse)
 
 
 @dataclass(frozen=True)
