@@ -1,20 +1,21 @@
 """How well does training scale over the GPUs of a host? N GPUs against one in the same call.
 
-    python benchmarks/scaling.py                 # all GPUs and one: 7B shape, about 10 minutes
+    python benchmarks/scaling.py                 # all GPUs and one: 7B's shape, about 10 minutes
     python benchmarks/scaling.py --parts sft     # or in two calls: the other is --parts rl
     python benchmarks/scaling.py --tiny          # the pocket base model, on two processes of a CPU
 
-Every GPU gets the same work whatever their number. RL: each rank plays tasks of its own (real pages, real Chromium,
-vLLM where it is installed), all ranks then read all episodes and train on what train_rl.py would deal them, by its own
-update. Fine-tuning: train_sft.py's own step under ZeRO-3. Made up, because random weights solve nothing: what the
-browser does, and the advantages; tasks teach unevenly, from half to one and a half times the mean, so that samples
-have to move to other ranks. One set of weights plays both roles, as with --shared. Prints, last, the efficiency of
-each number: what a GPU of N does in percent of what one alone does; writes runs/benchmarks/scaling.json.
+Every GPU gets the same work, however many there are. RL: each rank plays tasks of its own (real
+pages, real Chromium, vLLM where it is installed); then all ranks read all episodes and train on
+what train_rl.py would deal them, by its own update. Fine-tuning: train_sft.py's own step under
+ZeRO-3. Made up, because random weights solve nothing: what the browser does, and the advantages.
+Tasks have unequal numbers of useful samples, from half to one and a half times the mean, so that
+samples must move to other ranks. One set of weights plays both roles, as with --shared. Prints,
+last, the efficiency of each number: what each of N GPUs does, in percent of what one alone does.
+Writes runs/benchmarks/scaling.json.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -23,27 +24,35 @@ import subprocess
 import sys
 import tempfile
 import time
-from argparse import Namespace
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
 
 import torch
 import torch.distributed as dist
-from rollout import Wanderer, samples_of
-from shape import BASE, DEVICE, ROOT, make_policy, report, write_shape
 from transformers import Qwen2_5_VLConfig
-from update import example, make_samples, synchronize
 
 import train_rl
 import train_sft
+from benchmarks import shape, update
+from benchmarks.report import report
+from benchmarks.rollout import Wanderer, samples_of
+from benchmarks.shape import DEVICE
+from jhima import cli
 from jhima.browser.chromium import Browsers
 from jhima.environment import Environment, load_tasks
-from jhima.episodes import load_group
+from jhima.episodes import Group, Task, load_group
 from jhima.pocket.arena import PocketArena
 from jhima.pocket.teacher import MODEL, serve_teacher
 from jhima.policy import Policy, Sample
 from jhima.rollout import Agents, Sampling, rollout
-from jhima.sampler import LocalSampler
+from jhima.sampler import LocalSampler, Sampler
 from jhima.training.checkpoints import Learner
 from jhima.training.deepspeed_engine import all_sum, init_distributed, make_engine
 from jhima.training.packing import PackedPolicy
@@ -53,67 +62,56 @@ from jhima.training.watchdog import leave
 from jhima.webarena.judge import Judge
 
 PASSES, TEMPERATURE, CONSTANT = 2, 0.8, 1000.0
-RATES = ("update, samples/s", "rollout, steps/s", "fine-tuning, tokens/s")
+CONFIG = ROOT / "ds_config.json"
+COST = "GPU-seconds per task"
+RATES = {  # what each part measures, in units per second
+    "sft": ["fine-tuning, tokens/s"],
+    "rl": ["update, samples/s", "rollout, steps/s"],
+}
 
 
-def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("--tiny", action="store_true", help="the pocket base model and 336x336 pages")
-    add(
-        "--gpus",
-        type=int,
-        default=max(2, torch.cuda.device_count()),
-        help="GPUs, or processes of a CPU (default: all, or 2)",
-    )
-    add("--parts", nargs="+", choices=("sft", "rl"), default=["sft", "rl"], help="(default: both)")
-    add("--tasks", type=int, default=1, help="tasks a GPU, all at once (default: %(default)s)")
-    add("--K", type=int, default=3, help="plans a task (default: %(default)s)")
-    add("--M", type=int, default=7, help="episodes a plan (default: %(default)s)")
-    add("--T", type=int, default=15, help="steps an episode (default: %(default)s)")
-    add(
-        "--latency",
-        type=float,
-        default=1.0,
-        help="seconds that every page takes (default: %(default)s)",
-    )
-    add("--plan-tokens", type=int, default=128, help="(default: %(default)s)")
-    add("--action-tokens", type=int, default=64, help="(default: %(default)s)")
-    add(
-        "--update-samples",
-        type=int,
-        default=64,
-        help="samples a GPU to update on; the rest is scaled (default: %(default)s)",
-    )
-    add(
-        "--kv-gib",
-        type=float,
-        default=16,
-        help="vLLM's memory for keys and values (default: %(default)s)",
-    )
-    add(
-        "--sft-layers",
-        type=int,
-        default=14,
-        help="decoder layers of the fine-tuned model: the 7B's 28 with their optimizer leave one "
-        "GPU no memory (default: %(default)s)",
-    )
-    add("--sft-steps", type=int, default=6, help="(default: %(default)s)")
-    add(
-        "--worker", nargs=2, metavar=("PART", "FOLDER"), help=argparse.SUPPRESS
-    )  # one rank, under torchrun
-    return parser.parse_args()
+@dataclass
+class Args:
+    tiny: bool = False
+    """the pocket base model and 336x336 pages"""
+    gpus: int = max(2, torch.cuda.device_count())
+    """GPUs, or processes of a CPU (all, or 2)"""
+    parts: list[Literal["sft", "rl"]] = field(default_factory=lambda: ["sft", "rl"])
+    """what to measure"""
+    tasks: int = 1
+    """tasks per GPU, all at once"""
+    K: int = 3
+    """plans per task"""
+    M: int = 7
+    """episodes per plan"""
+    T: int = 15
+    """steps per episode"""
+    latency: float = 1.0
+    """seconds that every page takes"""
+    plan_tokens: int = 128
+    """token budget of a plan"""
+    action_tokens: int = 64
+    """token budget of an action"""
+    update_samples: int = 64
+    """samples per GPU to update on; the rest is scaled"""
+    kv_gib: float = 16.0
+    """vLLM's memory for keys and values"""
+    sft_layers: int = 14
+    """decoder layers of the fine-tuned model: the 7B's 28 with their optimizer leave one GPU no
+    memory"""
+    sft_steps: int = 6
+    """steps of fine-tuning to measure"""
+    worker: tuple[str, Path] | None = None
+    """for internal use: PART and FOLDER of one rank, under torchrun"""
 
 
-def timed(work) -> float:
+def timed(work: Callable[[], object]) -> float:
     """Seconds from when all ranks begin until all are done."""
     dist.barrier()
-    synchronize()
+    shape.synchronize()
     began = time.monotonic()
     work()
-    synchronize()
+    shape.synchronize()
     dist.barrier()
     return time.monotonic() - began
 
@@ -121,143 +119,125 @@ def timed(work) -> float:
 # ---- RL ----
 
 
-def measure_rl(args: argparse.Namespace, folder: Path) -> dict[str, float]:
+def measure_rl(args: Args, folder: Path) -> dict[str, float]:
     rank, world, device = init_distributed()
-    policy = make_policy(args.tiny, folder, checkpointing="auto").eval()
+    policy = shape.make_policy(args.tiny, folder, checkpointing="auto").eval()
     if device.type == "cuda":
         policy.compile()
-    learner = Learner(
-        policy, ("actor",), make_engine(policy, ROOT / "ds_config.json", 1e-5, stage=1, bf16=False)
-    )
-    tasks = [t for t in load_tasks("pocket") if t.eval["eval_types"] == ["url_match"]][
-        : args.tasks * world
-    ]
-    place = folder / f"rollouts-{world}"
-    seconds = asyncio.run(play(args, folder, policy, tasks[rank::world], place, rank))
+    engine = make_engine(policy, CONFIG, 1e-5, stage=1, bf16=False)
+    learner = Learner(policy, ("actor",), engine)
+    tasks = [task for task in load_tasks("pocket") if task.eval["eval_types"] == ["url_match"]]
+    tasks = tasks[: args.tasks * world]
+    rollouts = folder / f"rollouts-{world}"
+    rollout_seconds = asyncio.run(play(args, folder, policy, tasks[rank::world], rollouts))
 
-    groups = [load_group(place / t.id, t, args.K, args.M) for t in tasks]
-    steps = sum(len(e.steps) for g in groups for row in g.episodes for e in row)
-    played = [
-        uneven(
-            [s for g in groups[r::world] for s in samples_of(g, random.Random(r))[0]],
-            args.update_samples,
-            r,
-            world,
-        )
-        for r in range(world)
-    ]
+    groups = [load_group(rollouts / task.id, task, args.K, args.M) for task in tasks]
+    steps = sum(map(count_steps, groups))
+    played = [samples_of_rank(args, groups[r::world], r, world) for r in range(world)]
     shares = balanced(played)
-    how = Namespace(
-        micro_batch=1,
-        passes=PASSES,
-        temperature=TEMPERATURE,
-        eps=0.2,
-        eps_high=None,
-        beta=0.0,
-        tis=None,
-        lr=1e-5,
-    )
-    train_rl.update(learner, {"actor": shares[rank][:2]}, {"actor": CONSTANT}, how)  # compiles
-    update = timed(
-        lambda: train_rl.update(learner, {"actor": shares[rank]}, {"actor": CONSTANT}, how)
-    )
+    options = train_rl.Args(passes=PASSES, temperature=TEMPERATURE, lr=1e-5)
+    Z = {"actor": CONSTANT}
+    own = shares[rank]
+    train_rl.update(learner, {"actor": own[:2]}, Z, options)  # compiles
+    update_seconds = timed(lambda: train_rl.update(learner, {"actor": own}, Z, options))
     samples, loads = sum(map(len, shares)), [sum(map(tokens, share)) for share in shares]
-    moved = (
-        1
-        - sum(any(s is mine for mine in own) for own, share in zip(played, shares) for s in share)
-        / samples
-    )
-    speed = PASSES * samples / update
+    stayed = sum(len(ids_of(own) & ids_of(share)) for own, share in zip(played, shares))
+    speed = PASSES * samples / update_seconds
+    per_task = rollout_seconds / len(tasks) + PASSES * (steps / len(tasks) + args.K) / speed
     return {
-        "rollout, steps/s": steps / seconds,
+        "rollout, steps/s": steps / rollout_seconds,
         "update, samples/s": speed,
-        "GPU-seconds a task": world
-        * (seconds / len(tasks) + PASSES * (steps / len(tasks) + args.K) / speed),
-        "rollout, s": seconds,
-        "update, s": update,
+        COST: world * per_task,
+        "rollout, s": rollout_seconds,
+        "update, s": update_seconds,
         "steps": steps,
         "samples": samples,
-        "samples that moved": moved,
+        "samples that moved": 1 - stayed / samples,
         "largest load over mean": max(loads) * world / sum(loads),
     }
 
 
+def count_steps(group: Group) -> int:
+    count = 0
+    for episodes in group.episodes:
+        count += sum(len(episode.steps) for episode in episodes)
+    return count
+
+
+def samples_of_rank(args: Args, groups: list[Group], rank: int, world: int) -> list[Sample]:
+    """About --update-samples of a rank's samples: from half of that on the first rank to one and a
+    half times on the last."""
+    samples = []
+    for group in groups:
+        samples += samples_of(group, random.Random(rank))[0]
+    count = args.update_samples
+    if world > 1:
+        count = max(1, round(count * (0.5 + rank / (world - 1))))
+    return samples[:: max(1, len(samples) // count)][:count]
+
+
+def ids_of(samples: list[Sample]) -> set[int]:
+    """The objects' identities: samples of equal content are different samples."""
+    return {id(sample) for sample in samples}
+
+
 async def play(
-    args: argparse.Namespace, folder: Path, policy: Policy, tasks: list, place: Path, rank: int
+    args: Args, folder: Path, policy: Policy, tasks: list[Task], rollouts: Path
 ) -> float:
     """Seconds until the last rank has played its tasks."""
-    engine = None
-    if find_spec("vllm"):
-        from jhima.serving.vllm_sampler import VllmSampler, start_engine, stop_engine
-
-        weights = {} if args.tiny else {"load_format": "dummy"}  # random there as here
-        kv = int(args.kv_gib * 2**30) if DEVICE.type == "cuda" else 256 << 20
-        engine = start_engine(folder, DEVICE, 32, kv, max_tokens=4096, **weights)
-        sampler = VllmSampler(policy, engine)
-    else:
-        sampler = LocalSampler(policy)
-    try:
+    sampling = Sampling(TEMPERATURE, TEMPERATURE, args.plan_tokens, args.action_tokens, seed=0)
+    async with AsyncExitStack() as stack:
+        sampler = make_sampler(args, folder, policy, stack)
         await sampler.sync()
-        with serve_teacher() as url:
-            async with (
-                PocketArena(full=not args.tiny, latency=args.latency) as arena,
-                Browsers(2) as browsers,
-            ):
-                env = Environment(
-                    arena,
-                    browsers,
-                    Judge(url, MODEL, None),
-                    concurrency=args.tasks * args.K * args.M,
-                )
-                agents = Agents(sampler, Wanderer(sampler), policy.prompts, policy.prompts)
-                how = Sampling(TEMPERATURE, TEMPERATURE, args.plan_tokens, args.action_tokens, 0)
-                await rollout(env, agents, tasks[0], 1, 2, 2, how, place / f"warm-up-{rank}")
-                dist.barrier()
-                began = time.monotonic()
-                await asyncio.gather(
-                    *(
-                        rollout(env, agents, task, args.K, args.M, args.T, how, place / task.id)
-                        for task in tasks
-                    )
-                )
-                dist.barrier()
-                return time.monotonic() - began
-    finally:
-        if engine:
-            stop_engine(engine)
+        judge = Judge(stack.enter_context(serve_teacher()), MODEL, None)
+        arena = PocketArena(full=not args.tiny, latency=args.latency)
+        await stack.enter_async_context(arena)
+        browsers = await stack.enter_async_context(Browsers(2))
+        env = Environment(arena, browsers, judge, concurrency=args.tasks * args.K * args.M)
+        agents = Agents(sampler, Wanderer(sampler), policy.prompts, policy.prompts)
+        warm_up = rollouts / f"warm-up-{dist.get_rank()}"
+        await rollout(env, agents, tasks[0], 1, 2, 2, sampling, warm_up)
+        dist.barrier()
+        began = time.monotonic()
+        sizes = {"K": args.K, "M": args.M, "T": args.T, "sampling": sampling}
+        groups = [rollout(env, agents, task, folder=rollouts / task.id, **sizes) for task in tasks]
+        await asyncio.gather(*groups)
+        dist.barrier()
+        return time.monotonic() - began
 
 
-def uneven(samples: list[Sample], count: int, rank: int, world: int) -> list[Sample]:
-    """About `count` of a rank's samples, from half of that on the first rank to one and a half times on the last."""
-    wanted = max(1, round(count * (0.5 + rank / (world - 1)))) if world > 1 else count
-    return samples[:: max(1, len(samples) // wanted)][:wanted]
+def make_sampler(args: Args, folder: Path, policy: Policy, stack: AsyncExitStack) -> Sampler:
+    """vLLM's where it is installed; `stack` ends its engine."""
+    if not find_spec("vllm"):
+        return LocalSampler(policy)
+    from jhima.serving.vllm_sampler import VllmSampler, start_engine, stop_engine
+
+    weights = {} if args.tiny else {"load_format": "dummy"}  # random there as here
+    kv_bytes = int(args.kv_gib * 2**30) if DEVICE.type == "cuda" else 256 << 20
+    engine = start_engine(folder, DEVICE, 32, kv_bytes, max_tokens=4096, **weights)
+    stack.callback(stop_engine, engine)
+    return VllmSampler(policy, engine)
 
 
 # ---- fine-tuning ----
 
 
-def measure_sft(args: argparse.Namespace, folder: Path) -> dict[str, float]:
+def measure_sft(args: Args, folder: Path) -> dict[str, float]:
     rank, world, device = init_distributed()
-    policy = make_policy(args.tiny, folder, rank=None)
-    if device.type == "cuda":
+    gpu = device.type == "cuda"
+    policy = shape.make_policy(args.tiny, folder, rank=None)
+    if gpu:
         policy.base.gradient_checkpointing_enable()
     packed = PackedPolicy(policy)
-    config = json.loads((ROOT / "ds_config.json").read_text("utf-8"))
-    micro, accumulate = (
-        config["train_micro_batch_size_per_gpu"],
-        config["gradient_accumulation_steps"],
-    )
-    engine = make_engine(
-        packed, ROOT / "ds_config.json", 1e-5, stage=3, bf16=device.type == "cuda"
-    )
+    config = json.loads(CONFIG.read_text("utf-8"))
+    micro = config["train_micro_batch_size_per_gpu"]
+    accumulate = config["gradient_accumulation_steps"]
+    engine = make_engine(packed, CONFIG, 1e-5, stage=3, bf16=gpu)
     packed.train()
-    samples = make_samples(
-        policy,
-        micro * accumulate * world,
-        *((30, 12, (336, 336)) if args.tiny else (1008, 64, (1280, 720))),
-    )
+    samples = update.make_samples(policy, micro * accumulate * world, args.tiny)
     random.Random(0).shuffle(samples)
-    batch = make_batch([example(s) for s in samples[rank::world]], policy.image_pad, micro, 30720)
+    examples = [update.example(s) for s in samples[rank::world]]
+    batch = make_batch(examples, policy.image_pad, micro, 30720)
     read = all_sum(batch.read)[0]
 
     def steps(count: int) -> None:
@@ -266,52 +246,39 @@ def measure_sft(args: argparse.Namespace, folder: Path) -> dict[str, float]:
 
     steps(1)
     seconds = timed(lambda: steps(args.sft_steps)) / args.sft_steps
-    row = {"fine-tuning, tokens/s": read / seconds, "fine-tuning, s a step": seconds}
-    if device.type == "cuda":
-        row["fine-tuning, peak GiB"] = all_sum(
-            torch.cuda.max_memory_allocated() / 2**30, op=dist.ReduceOp.MAX
-        )[0]
+    row = {"fine-tuning, tokens/s": read / seconds, "fine-tuning, s per step": seconds}
+    if gpu:
+        peak = torch.cuda.max_memory_allocated() / 2**30
+        row["fine-tuning, peak GiB"] = all_sum(peak, op=dist.ReduceOp.MAX)[0]
     return row
 
 
 # ---- one GPU, then all ----
 
 
-def prepare(args: argparse.Namespace, part: str, folder: Path) -> Path:
-    """The folder of the part's model: weights are made on the GPU, or are the pocket base model's."""
+def prepare(args: Args, part: str, folder: Path) -> None:
+    """Fills the folder of the part's model: the pocket base model, or a shape without weights."""
     if args.tiny:
-        for file in BASE.iterdir():
+        for file in shape.BASE.iterdir():
             (folder / file.name).symlink_to(file)
-        return folder
-    write_shape(folder)
+        return
+    shape.write_shape(folder)
     if part == "sft":
         config = Qwen2_5_VLConfig.from_pretrained(folder)
         config.text_config.num_hidden_layers = args.sft_layers
         config.text_config.layer_types = config.text_config.layer_types[: args.sft_layers]
         config.save_pretrained(folder)
-    return folder
 
 
 def launch(part: str, world: int, folder: Path) -> dict[str, float]:
-    """What rank 0 of `world` ranks measured; nothing, after its own words, where it failed."""
-    threads = os.environ.get(
-        "OMP_NUM_THREADS", "8" if DEVICE.type == "cuda" else "1"
-    )  # torchrun's default depends on `world`
+    """What rank 0 of `world` ranks measured; empty if they failed, which they have explained."""
+    # torchrun's default number of threads depends on `world`.
+    threads = os.environ.get("OMP_NUM_THREADS", "8" if DEVICE.type == "cuda" else "1")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command = [*torchrun, "--nproc-per-node", str(world), __file__, *sys.argv[1:]]
     began = time.monotonic()
     subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            str(world),
-            __file__,
-            *sys.argv[1:],
-            "--worker",
-            part,
-            str(folder),
-        ],
+        [*command, "--worker", part, str(folder)],
         env=os.environ | {"OMP_NUM_THREADS": threads},
         check=False,
     )
@@ -321,42 +288,51 @@ def launch(part: str, world: int, folder: Path) -> dict[str, float]:
     return row
 
 
+def work(args: Args) -> None:
+    """One rank's part, under torchrun."""
+    part, folder = args.worker
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    row = measure_sft(args, folder) if part == "sft" else measure_rl(args, folder)
+    if dist.get_rank() == 0:
+        (folder / f"{part}-{dist.get_world_size()}.json").write_text(json.dumps(row), "utf-8")
+    leave()
+
+
 def main() -> None:
-    args = parse_args()
+    args = cli.parse(Args, __doc__)
     if args.worker:
-        part, folder = args.worker[0], Path(args.worker[1])
-        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-        row = {"rl": measure_rl, "sft": measure_sft}[part](args, folder)
-        if dist.get_rank() == 0:
-            (folder / f"{part}-{dist.get_world_size()}.json").write_text(json.dumps(row), "utf-8")
-        leave()
-        return
-    one, many = {}, {}
+        return work(args)
+    one, many, efficiency = {}, {}, {}
+    complete = True
     for part in args.parts:
         with tempfile.TemporaryDirectory() as scratch:
-            folder = prepare(args, part, Path(scratch))
+            folder = Path(scratch)
+            prepare(args, part, folder)
             one |= launch(part, 1, folder)
             many |= launch(part, args.gpus, folder)
-    efficiency = {
-        name: many[name] / args.gpus / one[name] for name in RATES if name in one and name in many
+        names = RATES[part]
+        if not all(name in one and name in many for name in names):
+            complete = False
+            continue
+        for name in names:
+            efficiency[name] = many[name] / args.gpus / one[name]
+        if part == "rl":
+            efficiency[COST] = one[COST] / many[COST]
+    settings = asdict(args)
+    del settings["worker"]
+    result = {
+        "device": shape.DEVICE_NAME,
+        "gpus": args.gpus,
+        "settings": settings,
+        "one": one,
+        "all": many,
+        "efficiency": {name: round(value, 3) for name, value in efficiency.items()},
     }
-    if "GPU-seconds a task" in one and "GPU-seconds a task" in many:
-        efficiency["GPU-seconds a task"] = one["GPU-seconds a task"] / many["GPU-seconds a task"]
-    report(
-        "scaling",
-        {
-            "device": torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU",
-            "gpus": args.gpus,
-            "settings": {k: v for k, v in vars(args).items() if k != "worker"},
-            "one": one,
-            "all": many,
-            "efficiency": {name: round(value, 3) for name, value in efficiency.items()},
-        },
-    )
+    report("scaling", result)
     print(f"\n{'':24}{'1':>10}{args.gpus:>10}  efficiency")
     for name, value in efficiency.items():
         print(f"{name:24}{one[name]:>10.2f}{many[name]:>10.2f}{value:>11.0%}")
-    if len(efficiency) < sum({"sft": 1, "rl": 3}[part] for part in args.parts):
+    if not complete:
         sys.exit("scaling.py: not everything could be measured, see above")
 
 
