@@ -1,7 +1,7 @@
 """Stage 2 (section 3.3): supervised fine-tuning of the decomposer (eq. 3) or the actor (eq. 4).
 
-    deepspeed train_sft.py --role ROLE --data runs/demos/meta.json \
-        --annotations runs/annotations.jsonl            # ROLE: decomposer or actor
+    deepspeed train_sft.py --role decomposer --data meta.json --annotations annotations.jsonl
+    deepspeed train_sft.py --role actor      --data meta.json --annotations annotations.jsonl
 
 Trains all parameters of the language model and of the projector behind the vision tower. The tower
 itself stays frozen, as in ScaleCUA's released recipe, unless --tune-vision. The loss is minus the
@@ -63,7 +63,7 @@ class Args:
     model: str = "Qwen/Qwen2.5-VL-7B-Instruct"
     """the model to start from"""
     out: Path | None = None
-    """where the checkpoint goes (default: checkpoints/ROLE)"""
+    """where the checkpoint goes (None: checkpoints/ROLE)"""
     epochs: int = 1
     """times through the samples"""
     lr: float = 1e-5
@@ -79,21 +79,21 @@ class Args:
     deepspeed_config: Path = Path("ds_config.json")
     """micro-batch, accumulation and ZeRO-3 settings"""
     micro_batch: int | None = None
-    """samples per pack, which is what a rank runs in one backward pass (default: the config's)"""
+    """samples per pack, which is what a rank runs in one backward pass (None: the config's)"""
     accumulate: int | None = None
-    """backward passes per step (default: the config's)"""
+    """backward passes per step (None: the config's)"""
     zero: Literal[1, 2, 3] | None = None
-    """ZeRO stage (default: the config's on GPUs, 1 on CPUs)"""
+    """ZeRO stage (None: the config's on GPUs, 1 on CPUs)"""
     tune_vision: bool = False
     """train the vision tower too"""
     workers: int | None = None
-    """processes per rank that read, decode and tokenise (default: 2; 0 without a GPU)"""
+    """processes per rank that read, decode and tokenise (None: 2; 0 without a GPU)"""
     prompt: Path | None = None
     """JSON file of prompts that replace the checkpoint's own"""
     save_every: int = 500
     """steps between evaluations and checkpoints to resume from"""
     seed: int = 0
-    """of the order of samples"""
+    """seed of the order of samples"""
 
     def __post_init__(self) -> None:
         self.out = self.out or Path("checkpoints") / self.role
