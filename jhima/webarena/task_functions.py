@@ -282,7 +282,7 @@ async def reddit_get_latest_comment_obj_by_username(page: OpenPage, username: st
 
 
 async def reddit_get_latest_comment_content_by_username(page: OpenPage, username: str) -> str:
-    return ((await page.read("comments", username))["newest"] or {}).get("content")
+    return ((await page.read("comments", username))["newest"] or {}).get("content", "")
 
 
 async def reddit_get_parent_comment_obj_of_latest_comment_by_username(
@@ -295,7 +295,7 @@ async def reddit_get_parent_comment_obj_of_latest_comment_by_username(
 async def reddit_get_parent_comment_username_of_latest_comment_by_username(
     page: OpenPage, username: str
 ) -> str:
-    return ((await page.read("comments", username))["parent"] or {}).get("username")
+    return ((await page.read("comments", username))["parent"] or {}).get("username", "")
 
 
 async def gitlab_get_project_memeber_role(page: OpenPage, account_name: str) -> str:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
-from browsing import PAGES, Site, at, browsers, chromiums, lease, play, running, site  # noqa: F401  fixtures among them
+from browsing import PAGES, Site, at, chromiums, running
 
 from jhima.actions import Action
 from jhima.browser.chromium import Browsers
@@ -75,7 +75,10 @@ def test_a_renderer_crash(play):
 
 def test_a_browser_killed_in_mid_session(play):
     async def scenario(session):
-        os.kill(chromiums("--remote-debugging-pipe")[0], signal.SIGKILL)
+        console = await session.context.browser.new_browser_cdp_session()
+        processes = (await console.send("SystemInfo.getProcessInfo"))["processInfo"]
+        (pid,) = (process["id"] for process in processes if process["type"] == "browser")
+        os.kill(pid, signal.SIGKILL)
         await at(session, 10, 10)
         await session.observe()
 

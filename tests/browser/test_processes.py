@@ -8,7 +8,7 @@ from dataclasses import replace
 from urllib.request import Request, urlopen
 
 import pytest
-from browsing import browsers, chromiums, lease, running, site  # noqa: F401  fixtures among them
+from browsing import chromiums, running
 
 from benchmarks.memory import measure, tree
 from jhima.actions import Action
@@ -146,32 +146,25 @@ def test_leases_are_separate_worlds_and_are_dropped_on_every_way_out():
     asyncio.run(scenario())
 
 
-def test_log_in_works_on_each_site_and_a_failed_one_is_no_sample():
-    async def enter(arena, browsers, site, account=None):
-        async with arena.lease() as lease:
-            own = replace(
-                lease, headers={}
-            )  # no world of a rollout's: the one that a person browses
-            async with browsers.session(own) as session:
-                await log_in(
-                    session, replace(own, accounts={site: account or lease.accounts[site]}), site
-                )
+def test_log_in_works_on_each_site_and_a_failed_one_is_no_sample(loop, pocket, chromium):
+    async def enter(site, account=None):
+        async with pocket.lease() as lease:
+            own = replace(lease, headers={})  # not a rollout's world, but the one a person browses
+            async with chromium.session(own) as session:
+                accounts = {site: account or lease.accounts[site]}
+                await log_in(session, replace(own, accounts=accounts), site)
                 await session.goto(lease.urls[site])
                 assert not await session.page.locator("input[type=password]").count()
-        async with (
-            arena.lease() as lease,
-            browsers.session(lease) as session,
-        ):  # a rollout's needs no form
+        # A rollout's world needs no form.
+        async with pocket.lease() as lease, chromium.session(lease) as session:
             await session.goto(lease.urls[site] + LOGIN_FORMS[site].inside.format(user="me"))
             assert not await session.page.locator("input[type=password]").count()
 
     async def scenario():
-        async with PocketArena() as arena, Browsers() as browsers:
-            sites = ("shopping", "shopping_admin", "reddit", "gitlab")
-            await asyncio.gather(*(enter(arena, browsers, site) for site in sites))
-            with pytest.raises(
-                EnvironmentFailure, match="^login: gitlab shows HTTP 401 at .* to nobody"
-            ):
-                await enter(arena, browsers, "gitlab", ("nobody", "wrong"))
+        sites = ("shopping", "shopping_admin", "reddit", "gitlab")
+        await asyncio.gather(*(enter(site) for site in sites))
+        refused = "^login: gitlab shows HTTP 401 at .* to nobody"
+        with pytest.raises(EnvironmentFailure, match=refused):
+            await enter("gitlab", ("nobody", "wrong"))
 
-    asyncio.run(scenario())
+    loop.run_until_complete(scenario())

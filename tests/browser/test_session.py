@@ -5,7 +5,7 @@ import time
 from io import BytesIO
 
 import pytest
-from browsing import at, browsers, key, lease, play, site  # noqa: F401  fixtures among them
+from browsing import at, key
 from PIL import Image
 
 from jhima.actions import Action

@@ -3,7 +3,7 @@
 from io import BytesIO
 
 import pytest
-from browsing import PAGES, at, browsers, key, lease, play, site  # noqa: F401  fixtures among them
+from browsing import PAGES, at, key
 from PIL import Image
 
 from jhima.actions import Action

@@ -4,15 +4,10 @@ import os
 import threading
 import time
 from contextlib import suppress
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import pytest
-
 from jhima.actions import Action
-from jhima.browser.chromium import Browsers
-from jhima.browser.lease import Lease
 
 GRID = """<style>body { margin: 0 } button { position: absolute; width: 24px; height: 24px; border: 0 }</style>
 <body><script>hits = []; for (let i = 0; i < 196; i++) {
@@ -131,47 +126,3 @@ def at(session, x, y, **more):
 
 def key(*keys, **more):
     return Action("key", keys=keys, **more)
-
-
-@pytest.fixture(scope="module")
-def site():
-    site, other = Site(), Site()
-    site.other, site.foreign = (
-        other,
-        f"127.0.0.1:{other.server_port}",
-    )  # another local port is foreign too
-    yield site
-    for server in (site, other):
-        server.over.set()
-        server.shutdown()
-        server.server_close()
-
-
-@pytest.fixture(scope="module")
-def lease(site):
-    return Lease({"shopping": site.url}, {"X-Pocket-World": "w1"}, {}, (336, 336))
-
-
-@pytest.fixture(scope="module")
-def browsers(loop):
-    """Deadlines short enough for tests of failures, long enough for a busy machine."""
-    browsers = Browsers(operation=6.0, navigation=2.0, quiet=1.0)
-    loop.run_until_complete(browsers.__aenter__())
-    yield browsers
-    loop.run_until_complete(browsers.__aexit__())
-
-
-@pytest.fixture
-def play(loop, browsers, lease, site):
-    """Runs `scenario(session)` in a fresh session that shows `path`."""
-
-    def play(scenario, path="", viewport=(336, 336)):
-        async def one():
-            async with browsers.session(replace(lease, viewport=viewport)) as session:
-                if path:
-                    await session.goto(site.url + path)
-                return await scenario(session)
-
-        return loop.run_until_complete(one())
-
-    return play

@@ -6,12 +6,9 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from urllib.parse import unquote_plus
 
-import pytest
-from playwright.async_api import async_playwright
 from serving import Server
 
 from jhima.actions import Action
-from jhima.browser.chromium import find_chromium
 from jhima.episodes import Task
 from jhima.webarena.evaluators import score
 from jhima.webarena.judge import Judge
@@ -61,58 +58,6 @@ def lease_of(site: Site) -> SimpleNamespace:
         headers={"X-World": "w1"},
         accounts={"shopping_admin": ("admin", "secret")},
     )
-
-
-@pytest.fixture(scope="session")
-def browser(loop):
-    async def start():
-        playwright = await async_playwright().start()
-        args = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-        return playwright, await playwright.chromium.launch(
-            executable_path=find_chromium(playwright), args=args
-        )
-
-    async def stop():
-        await browser.close()
-        await playwright.stop()
-
-    playwright, browser = loop.run_until_complete(start())
-    yield browser
-    loop.run_until_complete(stop())
-
-
-@pytest.fixture
-def world(loop, browser, monkeypatch):
-    """A site, and the scoring of an episode that ended on its path `end`."""
-    monkeypatch.setattr("jhima.webarena.evaluators.PAUSE", 0.05)
-
-    async def scored(entry: dict, end: str, answer: str, judge: Judge | None, operation: float):
-        context = await browser.new_context()
-        try:
-            page = await context.new_page()
-            await page.goto(site.url + end)
-            session = Session(context, page, operation)
-            task = Task("t-1", ("shopping",), "__SHOPPING__", "Do it", entry)
-            verdict = await score(task, lease_of(site), session, answer, judge)
-            assert (
-                page.url == site.url + end and len(context.pages) == 1
-            )  # the agent's page alone is left as it was
-            return verdict
-        finally:
-            await context.close()
-
-    def run(
-        entry: dict,
-        end: str = "/",
-        answer: str = "",
-        judge: Judge | None = None,
-        operation: float = 8.0,
-    ):
-        return loop.run_until_complete(scored(entry, end, answer, judge, operation))
-
-    with Site({"/": "<p>home</p>"}) as site:
-        site.score = run
-        yield site
 
 
 def score_answer(

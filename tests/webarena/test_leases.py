@@ -13,7 +13,7 @@ from shop import Shop
 from stubs import Session, lease_of
 
 from jhima.actions import Action, format_reply
-from jhima.browser.chromium import UNSAFE, Browsers
+from jhima.browser.chromium import UNSAFE
 from jhima.environment import check_environment, environment
 from jhima.episodes import Task
 from jhima.failures import EnvironmentFailure, within
@@ -49,15 +49,6 @@ ENDS_AT = Task(
     "Show my account",
     {"eval_types": ["url_match"], "reference_url": "__SHOPPING__/account", "url_note": "EXACT"},
 )
-
-
-@pytest.fixture(scope="module")
-def chromium(loop):
-    """One browser process for the whole file: contexts are what episodes have to themselves."""
-    browsers = Browsers()
-    loop.run_until_complete(browsers.__aenter__())
-    yield browsers
-    loop.run_until_complete(browsers.__aexit__())
 
 
 @pytest.fixture

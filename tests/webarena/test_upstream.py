@@ -13,12 +13,10 @@ from jhima.actions import Action, format_call, format_reply, parse
 from jhima.baselines.agents import AGENTS, Past
 from jhima.baselines.dialects import DIALECTS
 from jhima.baselines.prompts import SCALECUA_SYSTEM
-from jhima.browser.chromium import Browsers
 from jhima.browser.session import Observation
 from jhima.coordinates import smart_resize
 from jhima.environment import Environment
 from jhima.episodes import Task, load_episode, save_episode
-from jhima.pocket.arena import PocketArena
 from jhima.prompts import Prompts
 from jhima.results.run_reader import EpisodeRecord, GroupRecord
 from jhima.results.success import markdown, success_table
@@ -118,7 +116,9 @@ def test_lites_165_ids_leave_647():
 # ---- episodes ----
 
 
-def test_the_last_allowed_turn_is_carried_out_and_what_it_led_to_is_kept(tmp_path):
+def test_the_last_allowed_turn_is_carried_out_and_what_it_led_to_is_kept(
+    tmp_path, loop, pocket, chromium
+):
     """WebAgent-R1 never executes the last turn's action; ScaleCUA stores neither the final URL nor the score."""
 
     async def act(seen, _operations, _session):
@@ -127,13 +127,8 @@ def test_the_last_allowed_turn_is_carried_out_and_what_it_led_to_is_kept(tmp_pat
         )
         return Completion([1], [2], [-1.0], format_reply("Open the Zoo", [call]), False)
 
-    async def go():
-        async with PocketArena() as arena, Browsers() as browsers:
-            return arena.urls, await episode(
-                Environment(arena, browsers), TASK, 0, 0, lambda _: act, T=1
-            )
-
-    urls, done = asyncio.run(go())
+    playing = episode(Environment(pocket, chromium), TASK, 0, 0, lambda _: act, T=1)
+    urls, done = pocket.urls, loop.run_until_complete(playing)
     assert done.reward == 1 and len(done.steps) == 1, done
     save_episode(tmp_path, done)
     kept = load_episode(tmp_path, 0, 0)
