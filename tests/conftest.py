@@ -1,4 +1,6 @@
-"""Shared fixtures: one thread per process, an untrained pocket model, browsers, the pocket arena."""
+"""Shared fixtures: one thread per process, an untrained pocket model, browsers, the pocket
+arena.
+"""
 
 from __future__ import annotations
 

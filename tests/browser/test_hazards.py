@@ -1,4 +1,6 @@
-"""Pages and browsers that misbehave: each ends in time, is classed right, and leaves the next session clean."""
+"""Pages and browsers that misbehave: each ends in time, is classed right, and leaves the next
+session clean.
+"""
 
 import asyncio
 import os
@@ -93,16 +95,22 @@ HOSTILE = {
     "loop": "location = '/loop'",
     "foreign": "location = 'http://{foreign}/x'",
     "form": "document.forms[0].submit()",
-    "refresh": "document.head.innerHTML = '<meta http-equiv=refresh content=\"0;url=http://{foreign}/r\">'",
-    "frame": "document.body.append(Object.assign(document.createElement('iframe'), {src: 'http://{foreign}/f'}))",
+    "refresh": "document.head.innerHTML = '<meta http-equiv=refresh "
+    'content="0;url=http://{foreign}/r">\'',
+    "frame": "document.body.append(Object.assign(document.createElement('iframe'), {src: "
+    "'http://{foreign}/f'}))",
     "tabs": "for (let i = 0; i < 12; i++) window.open('/pop')",
     "print": "print()",
-    "ask": "navigator.geolocation.getCurrentPosition(() => 0, e => document.title = 'denied'); Notification.requestPermission(); "
-    "navigator.clipboard.readText().catch(() => 0); navigator.mediaDevices?.getUserMedia({video: true}).catch(() => 0)",
+    "ask": "navigator.geolocation.getCurrentPosition(() => 0, e => document.title = 'denied'); "
+    "Notification.requestPermission(); "
+    "navigator.clipboard.readText().catch(() => 0); "
+    "navigator.mediaDevices?.getUserMedia({video: true}).catch(() => 0)",
     "leave": "onbeforeunload = e => { e.preventDefault(); return 'stay'; }; location = '/form'",
     "stream": "document.body.append(Object.assign(new Image(), {src: '/endless'}))",
-    "socket": "new EventSource('/endless'); new WebSocket('ws://' + location.host + '/endless'); fetch('/endless')",
-    "animate": "setInterval(() => document.body.style.background = '#' + Math.random().toString(16).slice(2, 8), 5); (function f() { setTimeout(f, 30) })()",
+    "socket": "new EventSource('/endless'); new WebSocket('ws://' + location.host + "
+    "'/endless'); fetch('/endless')",
+    "animate": "setInterval(() => document.body.style.background = '#' + "
+    "Math.random().toString(16).slice(2, 8), 5); (function f() { setTimeout(f, 30) })()",
     "download": "location = '/file'",
     "spawn": "for (let i = 0; i < 30; i++) document.body.append(document.createElement('iframe'))",
     "prompt": "document.title = prompt('Who?', 'nobody') + confirm('Sure?')",
@@ -111,12 +119,16 @@ HOSTILE = {
 
 def hostile(script: str) -> str:
     escaped = script.replace("&", "&amp;").replace('"', "&quot;")
-    return f'<body style="margin: 0"><button style="{BIG}" onclick="{escaped}">go</button><form action=http://{{foreign}}/p></form>'
+    return (
+        f'<body style="margin: 0"><button style="{BIG}" onclick="{escaped}">go</button>'
+        f"<form action=http://{{foreign}}/p></form>"
+    )
 
 
 PAGES |= {f"/hostile-{name}": hostile(script) for name, script in HOSTILE.items()}
 PAGES["/tall"] = (
-    "<body style='margin: 0'><div style='height: 200000px; background: linear-gradient(white, red)'></div><a href=/form>end</a>"
+    "<body style='margin: 0'><div style='height: 200000px; background: linear-gradient(white, "
+    "red)'></div><a href=/form>end</a>"
 )
 
 

@@ -1,4 +1,6 @@
-"""Browser processes and contexts: apart from one another, replaced, closed and reaped; and the pocket arena's worlds."""
+"""Browser processes and contexts: apart from one another, replaced, closed and reaped; and the
+pocket arena's worlds.
+"""
 
 import asyncio
 import os

@@ -1,4 +1,6 @@
-"""Select boxes, dialogs, tabs, late content and small targets: what a page's parts need from eyes and hands."""
+"""Select boxes, dialogs, tabs, late content and small targets: what a page's parts need from
+eyes and hands.
+"""
 
 from io import BytesIO
 
@@ -14,18 +16,22 @@ OPTIONS = "".join(
 )
 PAGES[
     "/select"
-] = f"""<style>* {{ font: 16px monospace }} body {{ margin: 0 }} select {{ display: block; width: 150px; height: 24px }} div {{ height: 288px }}</style>
-<select id=top><optgroup label=Even><option value=2>Two<option value=4>Four</optgroup><option value=1 selected>One</select><div></div><select id=low>{OPTIONS}</select>
-<script>seen = []; for (const kind of ['input', 'change', 'click']) addEventListener(kind, e => seen.push([kind, e.target.id, e.isTrusted]))</script>"""
+] = f"""<style>* {{ font: 16px monospace }} body {{ margin: 0 }} select {{ display: block; \
+width: 150px; height: 24px }} div {{ height: 288px }}</style>
+<select id=top><optgroup label=Even><option value=2>Two<option value=4>Four</optgroup><option \
+value=1 selected>One</select><div></div><select id=low>{OPTIONS}</select>
+<script>seen = []; for (const kind of ['input', 'change', 'click']) addEventListener(kind, e => \
+seen.push([kind, e.target.id, e.isTrusted]))</script>"""
 PAGES["/search"] = """<input autofocus style="display: block"><p></p><script>
   let waiting; const field = document.querySelector('input');
   field.oninput = () => { clearTimeout(waiting); waiting = setTimeout(async () => {
-    await fetch('/slow'); document.querySelector('p').textContent = 'results for ' + field.value; }, 300); };</script>"""
-PAGES["/say"] = (
-    """<button style="display: block; height: 30px" onclick="alert('Only 3 left'); confirm('Sure?')">go</button>"""
-)
+    await fetch('/slow'); document.querySelector('p').textContent = 'results for ' + \
+field.value; }, 300); };</script>"""
+PAGES["/say"] = """<button style="display: block; height: 30px" onclick="alert('Only 3 left'); \
+confirm('Sure?')">go</button>"""
 PAGES["/tabs"] = (
-    "<style>a { display: block; height: 30px }</style><body style='margin: 0'><a href=/form target=_blank>one</a><a href=/late target=_blank>two</a>"
+    "<style>a { display: block; height: 30px }</style><body style='margin: 0'><a href=/form "
+    "target=_blank>one</a><a href=/late target=_blank>two</a>"
 )
 
 
@@ -168,7 +174,8 @@ def test_a_field_that_searches_while_one_types_is_read_when_it_has_found(play):
 # ---- small targets ----
 
 WALL = """<style>body { margin: 0; overflow: hidden }</style><script>hits = [];
-addEventListener('mousedown', e => hits.push([Math.floor(e.clientX / 24), Math.floor(e.clientY / 24)]))</script>"""
+addEventListener('mousedown', e => hits.push([Math.floor(e.clientX / 24), Math.floor(e.clientY / \
+24)]))</script>"""
 PAGES["/wall"] = WALL
 GRIDS = {
     "scalecua": {(1280, 720): (1288, 728), (336, 336): (336, 336), (1920, 1080): (1932, 1092)},
@@ -180,13 +187,16 @@ SAY = {
     "scalecua": "<action>click(x={}, y={})</action>",
     "uitars-1.5": "Action: click(start_box='({},{})')",
     "uitars-72b": "Action: click(start_box='({},{})')",
-    "gui-libra": '<answer>{{"action_type": "Click", "value": "None", "point_2d": [{}, {}]}}</answer>',
+    "gui-libra": '<answer>{{"action_type": "Click", "value": "None", "point_2d": [{}, '
+    "{}]}}</answer>",
 }
 
 
 @pytest.mark.parametrize("viewport", [(1280, 720), (336, 336), (1920, 1080)])
 def test_every_dialect_hits_the_24_pixel_target_it_means_up_to_its_edges(play, viewport):
-    """The first, the middle and the last column and row of the model's grid inside each target, by exact fractions."""
+    """The first, the middle and the last column and row of the model's grid inside each target,
+    by exact fractions.
+    """
     columns, rows = viewport[0] // 24, viewport[1] // 24
     wanted, actions = [], []
     for dialect, grids in GRIDS.items():

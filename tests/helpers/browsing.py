@@ -9,20 +9,24 @@ from pathlib import Path
 
 from jhima.actions import Action
 
-GRID = """<style>body { margin: 0 } button { position: absolute; width: 24px; height: 24px; border: 0 }</style>
+GRID = """<style>body { margin: 0 } button { position: absolute; width: 24px; height: 24px; \
+border: 0 }</style>
 <body><script>hits = []; for (let i = 0; i < 196; i++) {
   const b = document.createElement('button');
   b.style.left = i % 14 * 24 + 'px'; b.style.top = Math.floor(i / 14) * 24 + 'px';
   b.onmousedown = e => hits.push([i, e.button, e.detail]); document.body.append(b); }</script>"""
-FORM = """<form action=/got><input name=a autofocus><input name=b><button>ok</button></form><textarea></textarea>"""
-LINKS = """<style>a, button, input { display: block; height: 30px; margin: 0 } body { margin: 0 }</style>
+FORM = """<form action=/got><input name=a autofocus><input name=b><button>ok</button></form>\
+<textarea></textarea>"""
+LINKS = """<style>a, button, input { display: block; height: 30px; margin: 0 } body { margin: 0 \
+}</style>
 <a href=/slow target=_blank>tab</a><a href=http://{foreign}/x>foreign</a><a href=/away>redirect</a>
 <a href=http://{foreign}/y target=_blank>foreign tab</a><a href=/file>file</a><input type=file>
 <button onclick="alert('Delete it?'); document.title = 'deleted'">alert</button>
 <a href=/silent>silent</a><a href=/500>500</a>
 <button onclick="window.open('/pop')">pop</button>"""
 LATE = """<style>body { margin: 0 } button { display: block; height: 30px }</style>
-<button onclick="fetch('/slow').then(r => setTimeout(() => document.body.style.background = 'red', 40))">go</button>
+<button onclick="fetch('/slow').then(r => setTimeout(() => document.body.style.background = \
+'red', 40))">go</button>
 <button onclick="setInterval(() => fetch('/late?' + Math.random()), 20)">poll</button>
 <button onclick="while (true);">busy</button>"""
 MOVES = """<div style="height: 4000px">tall</div>
@@ -99,7 +103,9 @@ def children(pid: int) -> list[int]:
 
 
 def chromiums(flag: str = "") -> list[int]:
-    """Pids of our Chromium processes whose command line has `flag`; "--remote-debugging-pipe" is the main one's."""
+    """Pids of our Chromium processes whose command line has `flag`; "--remote-debugging-pipe" is
+    the main one's.
+    """
     found = []
     for pid in children(os.getpid()):
         with suppress(OSError):

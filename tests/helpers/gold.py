@@ -1,7 +1,8 @@
 """From a task's own evaluators: an episode that fulfils them, and ones that only just do not.
 
-Pages are built from locators: a selector names tags, ids, classes and attributes, which is enough to write an element
-that it finds; what is read from it (text, value, attribute, ...) says where the required content goes.
+Pages are built from locators: a selector names tags, ids, classes and attributes, which is
+enough to write an element that it finds; what is read from it (text, value, attribute, ...) says
+where the required content goes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ PART = re.compile(r"""^([a-z][\w-]*)|#([\w-]+)|\.([\w-]+)|\[([\w-]+)="([^"]*)"?\
 
 @dataclass
 class Case:
-    """An episode's end: the final URL, the answer, and the pages (path -> HTML) of the sites then."""
+    """An episode's end: the final URL, the answer, and the pages (path -> HTML) of the sites
+    then.
+    """
 
     what: str
     url: str
@@ -175,7 +178,10 @@ def build(locator: str, content: str) -> str:
         return f"<p>{html.escape(content)}</p>"
     if locator.startswith("func:gitlab_get_project_memeber_role"):
         name = re.search(r"'([^']*)'", locator)[1]
-        return f"<table><tr><td data-label=Account>@{name}<td class=col-max-role><span>{content}</span></table>"
+        return (
+            f"<table><tr><td data-label=Account>@{name}<td class=col-max-role><span>"
+            f"{content}</span></table>"
+        )
     steps = list(FIND.finditer(locator.split(" + ")[0]))  # of a sum the first part holds it all
     rest = locator.split(" + ")[0][steps[-1].end() :]
     attributes, tag, inside = {}, "div", html.escape(content)

@@ -6,8 +6,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Server:
-    """A server in a thread, as a context manager: `url` inside it. A site derives from it and has an `answer`: method,
-    path, headers and body -> status, headers and text."""
+    """A server in a thread, as a context manager: `url` inside it. A site derives from it and
+    has an `answer`: method, path, headers and body -> status, headers and text.
+    """
 
     port = 0
     answer: Callable

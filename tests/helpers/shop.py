@@ -1,4 +1,6 @@
-"""A stub of WebArena's shop over HTTP, which a test breaks at will: login form, orders, REST API, reset."""
+"""A stub of WebArena's shop over HTTP, which a test breaks at will: login form, orders, REST
+API, reset.
+"""
 
 import json
 from http.cookies import SimpleCookie
@@ -8,14 +10,18 @@ from serving import Server
 
 FORM = """<form method=post action=/customer/account/login/><label>Email <input name=user></label>
 <label>Password <input name=password type=password></label><button>Sign In</button></form>"""
-HOME = """<h1>One Stop Market</h1><form method=post action=/order><input name=item id=item><button id=buy>Buy</button></form>
+HOME = """<h1>One Stop Market</h1><form method=post action=/order><input name=item id=item>\
+<button id=buy>Buy</button></form>
 <a id=account href=/account>account</a> <a id=out href=/customer/account/logout/>sign out</a>
-<form method=post action=/graphql><input name=query value="{products}"><button id=look>Look</button></form>"""
+<form method=post action=/graphql><input name=query value="{products}"><button id=look>\
+Look</button></form>"""
 
 
 class Shop(Server):
-    """State: `orders`, `sessions`, `resets`. Switches: `status` of every page,
-    `content` of the first one. `seen`: (method, path) of every request. `header`: the value of X-Login that logs in."""
+    """State: `orders`, `sessions`, `resets`. Switches: `status` of every page, `content` of the
+    first one. `seen`: (method, path) of every request. `header`: the value of X-Login that
+    logs in.
+    """
 
     def __init__(self, port: int = 0, header: str = "") -> None:
         self.orders: list[str] = ["first"]

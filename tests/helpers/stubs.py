@@ -1,4 +1,6 @@
-"""A stub site, session and judge for the tests of evaluators; the site speaks HTTP, pages are in a real Chromium."""
+"""A stub site, session and judge for the tests of evaluators; the site speaks HTTP, pages are in
+a real Chromium.
+"""
 
 import asyncio
 import json
@@ -24,7 +26,9 @@ URLS = {
 
 @dataclass
 class Site(Server):
-    """`pages`: path -> HTML, a JSON value, (status, either) or a function of the request's body that gives one."""
+    """`pages`: path -> HTML, a JSON value, (status, either) or a function of the request's body
+    that gives one.
+    """
 
     pages: dict = field(default_factory=dict)
     seen: list = field(default_factory=list)  # (path, headers, body)

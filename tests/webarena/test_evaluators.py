@@ -49,7 +49,8 @@ def test_each_rule_is_recorded_with_its_reason():
 
 PAGE = """<title>t</title><h1>Fish &amp; <b>Chips</b></h1><input name=qty value=1><input name=empty>
 <div class="status">\n Can<i>celed</i> </div>
-<p hidden data-state="secret">hidden</p><script>document.querySelector('input').value = '5'</script>"""
+<p hidden data-state="secret">hidden</p><script>document.querySelector('input').value = \
+'5'</script>"""
 
 
 STATUS = "document.querySelector('.status').outerText"

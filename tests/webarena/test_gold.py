@@ -1,7 +1,8 @@
-"""Every task scores 1 where it is fulfilled, and 0 where it is only just not: WebArena-Lite-v2's 154, where its file is
-there, and always a small file with each of its constructs.
+"""Every task scores 1 where it is fulfilled, and 0 where it is only just not: WebArena-Lite-v2's
+154, where its file is there, and always a small file with each of its constructs.
 
-Of a page task of the 154 one near miss is played; JHIMA_GOLD=all plays every one (600 cases, 3 minutes on two cores).
+Of a page task of the 154 one near miss is played; JHIMA_GOLD=all plays every one (600 cases, 3
+minutes on two cores).
 """
 
 import asyncio
@@ -146,7 +147,8 @@ COMPOSED = [
             target("last", "document.querySelectorAll('.d > a')[1].outerText", exact_match="two"),
             target(
                 "last",
-                "document.querySelector('[id=\"n\"').lastElementChild.querySelector('.t').outerText",
+                "document.querySelector('[id=\"n\"').lastElementChild.querySelector('.t')"
+                ".outerText",
                 exact_match="???",
             ),
             target("last", "document.querySelector('#f').value", must_include=["180"]),
@@ -180,7 +182,9 @@ COMPOSED = [
 
 @pytest.fixture(scope="module")
 def scored(loop, browser):
-    """Scores a task's cases in Chromium, some at a time; the judge finds the reference in the text, or not."""
+    """Scores a task's cases in Chromium, some at a time; the judge finds the reference in the
+    text, or not.
+    """
 
     def judge_says(body: bytes):
         asked = json.loads(json.loads(body)["messages"][1]["content"])
@@ -235,7 +239,8 @@ def scored(loop, browser):
 
 REST = {
     "/rest/default/V1/integration/admin/token": (200, '"tok"'),
-    "/rest/V1/orders?searchCriteria[sortOrders][0][field]=created_at&searchCriteria[sortOrders][0][direction]=DESC"
+    "/rest/V1/orders?searchCriteria[sortOrders][0][field]=created_at"
+    "&searchCriteria[sortOrders][0][direction]=DESC"
     "&searchCriteria[pageSize]=1": (200, {"items": [{"entity_id": int(ORDER.split("/")[-2])}]}),
 }
 

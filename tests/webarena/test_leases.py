@@ -1,6 +1,8 @@
-"""Rollouts on stub sites in Chromium: own orders, verified logins and their repair, and sites that break in mid-run.
+"""Rollouts on stub sites in Chromium: own orders, verified logins and their repair, and sites
+that break in mid-run.
 
-Every fault here comes with an agent that does its task right: its reward is 1, or there is none, but never 0.
+Every fault here comes with an agent that does its task right: its reward is 1, or there is none,
+but never 0.
 """
 
 import argparse
@@ -53,8 +55,10 @@ ENDS_AT = Task(
 
 @pytest.fixture
 def play(tmp_path, loop, chromium, monkeypatch):
-    """Plays `jobs`, (task, acts) pairs, all at once on `count` shops: acts(attempt) is the list of what the agent does,
-    a step each. Returns the episodes; `play.shops` and `play.env` are what they played on."""
+    """Plays `jobs`, (task, acts) pairs, all at once on `count` shops: acts(attempt) is the list
+    of what the agent does, a step each. Returns the episodes; `play.shops` and `play.env` are
+    what they played on.
+    """
 
     def run(count: int, *jobs: tuple, shops: list[Shop] | None = None, **more: object):
         with ExitStack() as stack:
@@ -159,7 +163,9 @@ def test_two_rollouts_that_place_an_order_are_each_scored_on_their_own(play):
 
 
 def test_an_episode_is_scored_once_however_many_steps_it_has(play):
-    """BrowserGym scores after every step, on the agent's own page, and ends the episode where that is 1."""
+    """BrowserGym scores after every step, on the agent's own page, and ends the episode where
+    that is 1.
+    """
     places = []
 
     async def where(session):
@@ -271,7 +277,8 @@ def test_a_dead_replica_is_left_for_another(play, capsys):
 
     (done,) = play.run(2, (ENDS_AT, die))
     assert done.reward == 1 and done.retries == 1 and play.env.failures == {"site": 1}, done
-    # Whether the dead one is asked again before the end, and so told of as not healthy, is a matter of timing.
+    # Whether the dead one is asked again before the end, and so told of as not healthy, is a
+    # matter of timing.
     assert "environment: site 1" in capsys.readouterr().err
 
 

@@ -138,7 +138,9 @@ def test_url_match(url, reference, exact, gold):
 
 
 def test_the_published_rules_find_raw_text():
-    """What WebArena-Lite-v2's harness says, for --published-rules: a substring with scheme, host and query order."""
+    """What WebArena-Lite-v2's harness says, for --published-rules: a substring with scheme, host
+    and query order.
+    """
     assert published_url_match("http://localhost:7780/issues/80", f"{H}/issues/8", "GOLD in PRED")
     assert not published_url_match(f"{H}/s?b=2&a=1", f"{H}/s?a=1&b=2", "GOLD in PRED")
     assert published_url_match("http://localhost:7780/a/", f"{H}/b |OR| {H}/a", "EXACT")

@@ -1,4 +1,6 @@
-"""sites.json and its leases: who shares a replica, when it is reset, what happens when it does not work. No browser."""
+"""sites.json and its leases: who shares a replica, when it is reset, what happens when it does
+not work. No browser.
+"""
 
 import asyncio
 import json
@@ -132,7 +134,9 @@ def test_what_the_sites_do_to_rewards_is_said_plainly(tmp_path):
 
 @pytest.fixture
 def arena(tmp_path):
-    """Runs `scenario(arena, shops)` on as many shops as wanted, each with its reset endpoint unless `reset` is given."""
+    """Runs `scenario(arena, shops)` on as many shops as wanted, each with its reset endpoint
+    unless `reset` is given.
+    """
 
     def run(count: int, scenario, patience: float = 5.0, **more: object):
         async def go():
@@ -153,7 +157,9 @@ def arena(tmp_path):
 
 
 def test_who_changes_is_alone_and_who_reads_shares(arena):
-    """Brute force over many leases: no two of a replica overlap if one of them changes it, and all get their turn."""
+    """Brute force over many leases: no two of a replica overlap if one of them changes it, and
+    all get their turn.
+    """
 
     async def scenario(arena, shops):
         inside: dict[str, list[str]] = {shop.url: [] for shop in shops}
@@ -208,7 +214,10 @@ def test_a_change_is_reset_before_the_next_lease_whatever_ended_the_last(arena):
 
 
 def test_a_command_resets_and_runs_without_a_shell(arena, tmp_path):
-    script = "import sys, urllib.request; open(sys.argv[1], 'a').write('x'); sys.exit(len(open(sys.argv[1]).read()) < 3)"
+    script = (
+        "import sys, urllib.request; open(sys.argv[1], 'a').write('x'); "
+        "sys.exit(len(open(sys.argv[1]).read()) < 3)"
+    )
     log = tmp_path / "log; touch injected"
 
     async def scenario(arena, shops):
@@ -296,7 +305,9 @@ def test_no_replica_at_all_is_no_sample(arena):
 
 
 def test_a_long_queue_is_no_failure(arena):
-    """Twenty-one episodes of one task on one replica wait for their turn, however long that takes."""
+    """Twenty-one episodes of one task on one replica wait for their turn, however long that
+    takes.
+    """
 
     async def scenario(arena, shops):
         async def rollout():

@@ -1,4 +1,6 @@
-"""Task files: every field is checked when it is read, in one line that names file, task and field."""
+"""Task files: every field is checked when it is read, in one line that names file, task and
+field.
+"""
 
 import copy
 import json
@@ -220,7 +222,8 @@ def test_the_pocket_lists_go_through_the_same_checks():
 def test_names_that_are_no_file(tmp_path):
     with pytest.raises(
         ValueError,
-        match="no such file; the names are pocket, pocket-demos, pocket-rl, pocket-eval, pocket-new, "
+        match="no such file; the names are pocket, pocket-demos, pocket-rl, pocket-eval, "
+        "pocket-new, "
         "webarena-train, webarena-lite-v2",
     ):
         load_tasks(tmp_path / "none.json")
@@ -331,7 +334,8 @@ def test_published_lists_say_where_to_get_their_file(tmp_path, monkeypatch):
         load_tasks("webarena-train")
     with pytest.raises(
         ValueError,
-        match=r"^webarena-lite-v2: no .*webarena_lite_v2\.raw\.json: save test\.raw\.json .*ScaleCUA",
+        match=r"^webarena-lite-v2: no .*webarena_lite_v2\.raw\.json: save test\.raw\.json "
+        r".*ScaleCUA",
     ):
         load_tasks("webarena-lite-v2")
     rows = [TASK | {"task_id": n} for n in range(812)]

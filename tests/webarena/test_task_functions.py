@@ -1,4 +1,6 @@
-"""Functions that task files name as `func:...`, against stubs of the REST API and the pages that they read."""
+"""Functions that task files name as `func:...`, against stubs of the REST API and the pages that
+they read.
+"""
 
 import asyncio
 import json
@@ -113,7 +115,8 @@ def test_gitlab_role_is_of_the_members_own_row(world):
         ("vinta", "<b><span>Reporter"),
     ]
     world.pages["/p/-/project_members"] = "<table>" + "".join(
-        f"<tr><td data-label=Account>A person <span>@{name}</span></td><td class=col-max-role>{role}</td></tr>"
+        f"<tr><td data-label=Account>A person <span>@{name}</span></td><td class=col-max-role>"
+        f"{role}</td></tr>"
         for name, role in rows
     )
     members = [
@@ -137,9 +140,11 @@ def test_gitlab_role_is_of_the_members_own_row(world):
 def test_helpers_that_read_an_order(world):
     world.pages["/order"] = """<table id=my-orders-table><thead><tr><td class="col sku">SKU</thead>
         <tbody><tr><td class="col name"><strong class="product name product-item-name">Mug</strong>
-            <dl><dt>Size<dd> Large<dt>Color<dd>Red</dl><td class="col sku">B07<td class="col price">$4
+            <dl><dt>Size<dd> Large<dt>Color<dd>Red</dl><td class="col sku">B07<td class="col \
+price">$4
             <td class="col qty">Ordered<b>12</b><td class="col subtotal">$48</tbody>
-        <tbody><tr><td class="col name">Plate<td class="col sku">B08<td class="col qty">Ordered 1</tbody></table>"""
+        <tbody><tr><td class="col name">Plate<td class="col sku">B08<td class="col qty">Ordered \
+1</tbody></table>"""
     order = "func:shopping_get_order_product_"
     verdict = world.score(
         html(
@@ -184,9 +189,12 @@ def test_helpers_that_read_an_order(world):
 def test_helpers_that_read_a_product(world):
     world.pages[
         "/mug.html"
-    ] = """<div class=product-info-price><div class=price-box><span class=price>$1,299.50</span></div>
-        </div><a id=tab-label-reviews-title>Reviews <span>12</span></a><div class=rating-result title="80%"></div>
-        <table id=productDetails_detailBullets_sections1><tr><td>Brand Name<td>Acme<tr><td>Weight<td>1 lb</table>"""
+    ] = """<div class=product-info-price><div class=price-box><span class=price>$1,299.50</span>\
+</div>
+        </div><a id=tab-label-reviews-title>Reviews <span>12</span></a><div class=rating-result \
+title="80%"></div>
+        <table id=productDetails_detailBullets_sections1><tr><td>Brand Name<td>Acme<tr><td>\
+Weight<td>1 lb</table>"""
     product = "func:shopping_get_"
     verdict = world.score(
         html(
@@ -214,8 +222,10 @@ def test_helpers_that_read_a_product(world):
 def test_helpers_that_read_comments(world):
     def comment(name: str, time_: str, content: str, below: str = "") -> str:
         return (
-            f"<article class=comment><header><a class=fg-inherit>{name}</a><time datetime={time_}></time></header>"
-            f"<div class=comment__content>{content}</div><span class=vote__net-score>3</span>{below}</article>"
+            f"<article class=comment><header><a class=fg-inherit>{name}</a><time "
+            f"datetime={time_}></time></header>"
+            f"<div class=comment__content>{content}</div><span class=vote__net-score>3</span>"
+            f"{below}</article>"
         )
 
     world.pages["/f/a/1/"] = (
@@ -244,12 +254,14 @@ def test_helpers_that_read_comments(world):
                     (
                         newest + "obj_by_username(__page__, '{}')",
                         "me",
-                        '{"username": "me", "content": "newest", "net_score": 3, "time": "2023-07-01T00:00:00"}',
+                        '{"username": "me", "content": "newest", "net_score": 3, "time": '
+                        '"2023-07-01T00:00:00"}',
                     ),
                     (
                         parent + "obj" + of_newest,
                         "eve",
-                        '{"username": "author", "content": "", "net_score": -2, "time": "2023-05-01T00:00:00"}',
+                        '{"username": "author", "content": "", "net_score": -2, "time": '
+                        '"2023-05-01T00:00:00"}',
                     ),
                     (newest + "content_by_username(__page__, '{}')", "none", "x"),
                     (newest + "obj_by_username(__page__, '{}')", "none", "{}"),
@@ -305,14 +317,20 @@ def test_a_posts_comments_are_a_tree_however_deep(world, loop, browser):
 
 
 # What WebArena's and WebArena-Lite-v2's helper_functions.py define for tasks to name.
-UPSTREAM = """shopping_get_latest_order_url shopping_get_sku_latest_review_author shopping_get_sku_latest_review_rating
-    shopping_get_sku_latest_review_text shopping_get_sku_latest_review_title shopping_get_sku_product_page_url
-    shopping_get_all_product_order shopping_get_order_product_name_list shopping_get_order_product_quantity
+UPSTREAM = """shopping_get_latest_order_url shopping_get_sku_latest_review_author \
+shopping_get_sku_latest_review_rating
+    shopping_get_sku_latest_review_text shopping_get_sku_latest_review_title \
+shopping_get_sku_product_page_url
+    shopping_get_all_product_order shopping_get_order_product_name_list \
+shopping_get_order_product_quantity
     shopping_get_order_product_option shopping_get_product_attributes shopping_get_product_price
-    shopping_get_num_reviews shopping_get_rating_as_percentage get_query_text get_query_text_lowercase
+    shopping_get_num_reviews shopping_get_rating_as_percentage get_query_text \
+get_query_text_lowercase
     reddit_get_post_url reddit_get_post_comment_tree reddit_get_latest_comment_obj_by_username
-    reddit_get_latest_comment_content_by_username reddit_get_parent_comment_obj_of_latest_comment_by_username
-    reddit_get_parent_comment_username_of_latest_comment_by_username gitlab_get_project_memeber_role""".split()
+    reddit_get_latest_comment_content_by_username \
+reddit_get_parent_comment_obj_of_latest_comment_by_username
+    reddit_get_parent_comment_username_of_latest_comment_by_username \
+gitlab_get_project_memeber_role""".split()
 
 
 def test_every_helper_of_upstream_can_be_named_but_none_that_gives_a_token():

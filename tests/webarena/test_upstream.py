@@ -1,4 +1,6 @@
-"""What the public harnesses get wrong and no other test is named after: each test is called what is right."""
+"""What the public harnesses get wrong and no other test is named after: each test is called what
+is right.
+"""
 
 import asyncio
 import re
@@ -31,7 +33,9 @@ SIZE = (1280, 720)
 
 
 def test_must_exclude_excludes():
-    """ScaleCUA's returns 1 where the text is there: its task 26 asks for the names that it means to forbid."""
+    """ScaleCUA's returns 1 where the text is there: its task 26 asks for the names that it means
+    to forbid.
+    """
     entry = string(must_include=["Teofila"], must_exclude=["Emerald", "Concepcion"])
     said = {
         "Teofila": 1,
@@ -44,7 +48,9 @@ def test_must_exclude_excludes():
 
 
 def test_the_score_is_a_product_not_a_mean():
-    """BrowserGym gives webarena_verified's tasks the mean of their evaluators: credit for half a task."""
+    """BrowserGym gives webarena_verified's tasks the mean of their evaluators: credit for half a
+    task.
+    """
     entry = string(must_include=["x"]) | {
         "eval_types": ["string_match", "url_match"],
         "reference_url": "http://h/a",
@@ -57,13 +63,17 @@ def test_the_score_is_a_product_not_a_mean():
 
 
 def test_to_run_out_of_steps_is_not_to_say_that_it_cannot_be_done():
-    """WebAgent-R1 scores an episode that never answered as "N/A", which 25 of its training tasks want to hear."""
+    """WebAgent-R1 scores an episode that never answered as "N/A", which 25 of its training tasks
+    want to hear.
+    """
     for reference in ("N/A", ["N/A"]):
         assert score_answer(string("No such user", fuzzy_match=reference), "").reward == 0
 
 
 def test_not_achievable_in_a_list_asks_for_the_reason_too():
-    """21 of WebAgent-R1's tasks lost their reason to a list. And the judge reads an answer as it was given, not in lower case."""
+    """21 of WebAgent-R1's tasks lost their reason to a list. And the judge reads an answer as it
+    was given, not in lower case.
+    """
     (check,) = score_answer(
         string("The user has no city", fuzzy_match=["N/A"]), "It has no City"
     ).checks
@@ -119,7 +129,9 @@ def test_lites_165_ids_leave_647():
 def test_the_last_allowed_turn_is_carried_out_and_what_it_led_to_is_kept(
     tmp_path, loop, pocket, chromium
 ):
-    """WebAgent-R1 never executes the last turn's action; ScaleCUA stores neither the final URL nor the score."""
+    """WebAgent-R1 never executes the last turn's action; ScaleCUA stores neither the final URL
+    nor the score.
+    """
 
     async def act(seen, _operations, _session):
         call = format_call(
@@ -147,8 +159,9 @@ def test_the_last_allowed_turn_is_carried_out_and_what_it_led_to_is_kept(
 
 
 def test_training_sees_the_page_that_an_action_was_taken_on(policy):
-    """WebAgent-R1 passes its loss mask as the attention mask, and puts a placeholder in the place of old pages: there the
-    log-probs of an action know nothing of its page."""
+    """WebAgent-R1 passes its loss mask as the attention mask, and puts a placeholder in the
+    place of old pages: there the log-probs of an action know nothing of its page.
+    """
     (sample,) = make_samples(policy, 1)
     with torch.no_grad():
         seen, unseen = policy([sample]), policy([replace(sample, image=screenshot(99))])
@@ -157,7 +170,8 @@ def test_training_sees_the_page_that_an_action_was_taken_on(policy):
 
 # ---- prompts and actions ----
 
-# Every call that a prompt offers -> a use of it, and what that is. Upstream offers calls that its parser refuses.
+# Every call that a prompt offers -> a use of it, and what that is. Upstream offers calls that
+# its parser refuses.
 CALLS = {
     "click": (
         "click(x=644, y=364, clicks=2, button='right')",
@@ -210,7 +224,9 @@ def test_every_call_that_a_prompt_offers_is_understood(dialect, prompt):
 
 
 def test_prompts_hold_real_newlines():
-    """ScaleCUA's evaluation prompts hold a backslash and an n, 98 times, where its training data has newlines."""
+    """ScaleCUA's evaluation prompts hold a backslash and an n, 98 times, where its training data
+    has newlines.
+    """
     seen = Observation(screenshot(0), "http://h/", 336, 336)
     system, user = AGENTS["scalecua"].messages("Buy tea", [Past(seen.png, "")], ["Open it"], seen)
     said = system["content"] + "".join(part.get("text", "") for part in user["content"])
