@@ -48,6 +48,7 @@ from jhima.environment import (
     load_tasks,
 )
 from jhima.episodes import Group, Task, load_group
+from jhima.models.openai_client import ApiFailure
 from jhima.policy import Policy, Sample, check_checkpoint, default_dtype, load_policy, save_policy
 from jhima.rollout import Agents, Sampling, make_agents, rollout, seed_of
 from jhima.run_directory import same_run
@@ -594,4 +595,4 @@ def objective(
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, ApiFailure)
