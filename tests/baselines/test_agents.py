@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
+from dialect_writers import WRITERS
 from PIL import Image
 from samples import ROOT, screenshot
 from stubs import CHAT, Site, reply
@@ -162,7 +163,7 @@ def played(loop, env):
 
 def replies(name: str, steps: list) -> tuple[list[str], dict[str, str]]:
     """The oracle's steps in a dialect's own words, one reply a turn; and a grounder's reply to each target."""
-    dialect, out, points = DIALECTS["planner" if name == "planner-grounder" else name], [], {}
+    write, out, points = WRITERS["planner" if name == "planner-grounder" else name], [], {}
     for operation, actions in steps:
         actions = [
             part
@@ -174,13 +175,13 @@ def replies(name: str, steps: list) -> tuple[list[str], dict[str, str]]:
             )
         ]
         if name != "planner-grounder":
-            out.append(dialect.write(operation, actions, SIZE))
+            out.append(write(operation, actions, SIZE))
             continue
         for action in actions:
             if action.kind == "click":
                 points[operation] = "({},{})".format(*to_grid((action.x, action.y), GRID, SIZE))
                 action = Action("click", target=operation)
-            out.append(dialect.write(operation, [action], SIZE))
+            out.append(write(operation, [action], SIZE))
     return out, points
 
 

@@ -10,7 +10,9 @@ import sys
 import time
 from pathlib import Path
 
+import dialect_writers
 import pytest
+from dialect_writers import WRITERS
 
 import jhima.baselines.dialects.gui_libra
 import jhima.baselines.dialects.planner
@@ -18,7 +20,6 @@ import jhima.baselines.dialects.uitars
 import jhima.reply_reader
 from jhima.actions import Action, Turn
 from jhima.baselines.dialects import DIALECTS, PARSERS, planner
-from jhima.coordinates import smart_resize
 
 VIEWPORT = (1280, 720)
 
@@ -30,10 +31,11 @@ VIEWPORT = (1280, 720)
         jhima.coordinates,
         jhima.baselines.dialects.uitars,
         jhima.baselines.dialects.gui_libra,
+        dialect_writers,
     ],
 )
 def test_worked_examples(module):
-    tested = doctest.testmod(module)
+    tested = doctest.testmod(module, optionflags=doctest.ELLIPSIS)
     assert tested.attempted and not tested.failed
 
 
@@ -329,20 +331,17 @@ def test_thoughts_summaries_and_warnings():
 
 
 def test_a_planner_s_point_is_its_grounder_s_and_never_its_own():
-    grid = smart_resize(*VIEWPORT)
-    for reply, at in ((PLANNER[0][0], (640, 360)), (PLANNER[12][0], (640, 360))):
-        turn = planner.parse_grounded(f"{reply}{planner.GROUND}(644,364)", grid, VIEWPORT)
-        assert (turn.actions[0].x, turn.actions[0].y) == at
-    assert (
-        planner.parse_grounded(
-            PLANNER[0][0] + planner.GROUND + "There are none.", grid, VIEWPORT
-        ).error
-        == "no_target"
-    )
-    assert planner.parse_grounded(PLANNER[0][0], grid, VIEWPORT).error == "no_target"
-    assert planner.parse_grounded(PLANNER[1][0], grid, VIEWPORT).actions == (
-        typing("shoes, size 9"),
-    )
+    def grounded(reply, point=None):
+        if point is not None:
+            reply += planner.GROUND + point
+        return planner.parse_grounded(reply, VIEWPORT, PARSERS["scalecua-grounder"])
+
+    for reply, x_y in ((PLANNER[0][0], (640, 360)), (PLANNER[12][0], (640, 360))):
+        turn = grounded(reply, "(644,364)")
+        assert (turn.actions[0].x, turn.actions[0].y) == x_y
+    assert grounded(PLANNER[0][0], "There are none.").error == "no_target"
+    assert grounded(PLANNER[0][0]).error == "no_target"
+    assert grounded(PLANNER[1][0]).actions == (typing("shoes, size 9"),)
 
 
 def test_the_command_prints_a_turn_as_json():
@@ -593,7 +592,7 @@ def test_what_we_write_we_read(dialect, count=2_000):
         if lacking(dialect, action):
             continue
         try:
-            reply = DIALECTS[dialect].write("Do it", [action], VIEWPORT)
+            reply = WRITERS[dialect]("Do it", [action], VIEWPORT)
         except ValueError:
             continue
         turn = DIALECTS[dialect].parse(reply, VIEWPORT)
