@@ -24,20 +24,16 @@ LONGEST_TEXT, LONGEST_WAIT, MOST_PRESSES, MOST_TABS = 1000, 10.0, 50, 8
 MOST_SCROLLED = 10_000.0  # CSS pixels
 
 # A browser with windows carries these chords out itself; one without leaves them to us.
+# fmt: off
 SHORTCUTS = {
-    "Alt+ArrowLeft": "back",
-    "Alt+ArrowRight": "forward",
-    "Control+[": "back",
-    "Control+]": "forward",
-    "Control+w": "close",
-    "Control+F4": "close",
-    "Control+Tab": "next",
-    "Control+PageDown": "next",
-    "Control+Shift+Tab": "previous",
-    "Control+PageUp": "previous",
-    "F5": "reload",
-    "Control+r": "reload",
+    "Alt+ArrowLeft": "back", "Control+[": "back",
+    "Alt+ArrowRight": "forward", "Control+]": "forward",
+    "Control+w": "close", "Control+F4": "close",
+    "Control+Tab": "next", "Control+PageDown": "next",
+    "Control+Shift+Tab": "previous", "Control+PageUp": "previous",
+    "F5": "reload", "Control+r": "reload",
 }
+# fmt: on
 
 
 @dataclass(frozen=True)

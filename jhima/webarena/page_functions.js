@@ -28,9 +28,9 @@
     try { return document.querySelector(selector)?.textContent ?? ''; } catch { return ''; }
   },
 
-  // The comments on a post's page, which nests them in one another: `tree` is the post with all of
-  // them below it, `newest` the newest comment of one user, `parent` what that one answers, a comment
-  // or the post.
+  // The comments on a post's page, which nests them in one another: `tree` is the post with all
+  // of them below it, `newest` the newest comment of one user, `parent` what that one answers, a
+  // comment or the post.
   comments: name => {
     const text = (node, selector) => node.querySelector(selector)?.innerText.trim() ?? '';
     const entry = (node, content) => ({

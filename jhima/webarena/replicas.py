@@ -49,14 +49,12 @@ VIEWPORT = (1280, 720)
 RESET = 1800.0  # seconds that a reset may take
 
 # What WebArena's first pages say; an error page, or another server at the port, does not say it.
+# fmt: off
 HEALTH = {
-    "shopping": "One Stop Market",
-    "shopping_admin": "Magento",
-    "reddit": "Postmill",
-    "gitlab": "GitLab",
-    "map": "OpenStreetMap",
-    "wikipedia": "Wikipedia",
+    "shopping": "One Stop Market", "shopping_admin": "Magento", "reddit": "Postmill",
+    "gitlab": "GitLab", "map": "OpenStreetMap", "wikipedia": "Wikipedia",
 }
+# fmt: on
 
 
 @dataclass(eq=False)

@@ -1,9 +1,9 @@
 // Draws the options of native select boxes in the page.
 //
-// A native select box opens a window of its own, which no screenshot shows and no click reaches. Its
-// options are drawn here instead, in a closed shadow root that the page's styles do not touch.
-// `__options.find(text)` scrolls an option of the open box into view and returns where to click:
-// null if no box is open, [] if the box has no such option to choose.
+// A native select box opens a window of its own, which no screenshot shows and no click reaches.
+// Its options are drawn here instead, in a closed shadow root that the page's styles do not
+// touch. `__options.find(text)` scrolls an option of the open box into view and returns where to
+// click: null if no box is open, [] if the box has no such option to choose.
 (() => {
   let host = null, box = null, rows = [];
   const close = () => { host?.remove(); host = box = null; rows = []; };

@@ -1,9 +1,9 @@
 // Resolves with the page's HTTP status (0: unknown) once the page is quiet, or after `cap` ms.
 //
-// Quiet means: it is loaded, runs no transition that ends and no short timer, and has not changed for
-// `quiet` ms. `acted`: the quiet time starts now, for what just happened may have consequences. It is
-// then counted in looks, too, between which the page runs what is due: while a busy machine keeps a
-// page from running, nothing changes in it either.
+// Quiet means: it is loaded, runs no transition that ends and no short timer, and has not changed
+// for `quiet` ms. `acted`: the quiet time starts now, for what just happened may have
+// consequences. It is then counted in looks, too, between which the page runs what is due: while
+// a busy machine keeps a page from running, nothing changes in it either.
 ([quiet, cap, acted]) => new Promise(resolve => {
   const begun = performance.now(), activity = window.__activity, every = 10;
   const ends = animation => animation.playState === 'running'

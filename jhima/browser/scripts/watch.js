@@ -1,8 +1,9 @@
 // Runs before a page's own scripts and records when the page last changed, for settled.js.
 //
-// The blinking caret is hidden, for it would make two screenshots of one state differ. Short one-shot
-// timers count as activity, since fields that search while one types wait some 0.3 s before they ask.
-// `budget` bounds how many, so that a page that draws itself by timers does not hold up every step.
+// The blinking caret is hidden, for it would make two screenshots of one state differ. Short one-
+// shot timers count as activity, since fields that search while one types wait some 0.3 s before
+// they ask. `budget` bounds how many, so that a page that draws itself by timers does not hold up
+// every step.
 (() => {
   const activity = {
     changed: performance.now(), timers: new Set(), budget: 8, setTimeout: window.setTimeout,
