@@ -154,9 +154,11 @@ def parse(reply: str, grid: Size, viewport: Size) -> Turn:
     draft = Turn(thought=_inside(reply, "think") or "", operation=_inside(reply, "operation") or "")
     read_point = partial(reader.page_point, grid, viewport, warnings, fractions=True)
     calls = _json_calls(block) or reader.calls(block, NAMES, warnings)
-    return turn_of_calls(
-        draft, block, warnings, calls, lambda *call: [call_action(*call, read_point, viewport)]
-    )
+
+    def read_actions(name: str, arguments: Arguments) -> list[Action]:
+        return [call_action(name, arguments, read_point, viewport)]
+
+    return turn_of_calls(draft, block, warnings, calls, read_actions)
 
 
 ReadActions = Callable[[str, Arguments], list[Action]]  # one call's actions; raises Unreadable
@@ -165,7 +167,7 @@ ReadActions = Callable[[str, Arguments], list[Action]]  # one call's actions; ra
 def turn_of_calls(
     draft: Turn, block: str, warnings: list[str], calls: Iterable[Call], read_actions: ReadActions
 ) -> Turn:
-    """`draft`, which has thought and operation, with the actions of the calls in `block`.
+    """The turn whose thought and operation are draft's, with the actions of the calls in `block`.
 
     An unreadable call becomes a warning. If no call gives an action, the turn has the first error.
     """
@@ -201,7 +203,8 @@ def _inside(reply: str, tag: str) -> str | None:
     if not opening:
         return None
     closings = (f"</{tag}>", "<operation>", "<action>")
-    return inside[: min([inside.find(mark) for mark in closings if mark in inside], default=None)]
+    ends = [inside.find(closing) for closing in closings if closing in inside]
+    return inside[: min(ends, default=None)]
 
 
 def _json_calls(block: str) -> list[Call]:
@@ -220,8 +223,8 @@ def _json_calls(block: str) -> list[Call]:
         name = reader.fold(call.get("name", call.get("action", "")))
         if name in NAMES:
             named = call.get("arguments", call)
-            named = named if isinstance(named, dict) else {}
-            calls.append((name, Arguments([], {reader.fold(k): v for k, v in named.items()})))
+            items = named.items() if isinstance(named, dict) else ()
+            calls.append((name, Arguments([], {reader.fold(key): value for key, value in items})))
     return calls
 
 

@@ -1,4 +1,7 @@
-"""The baselines end to end on pocket tasks, against an OpenAI-compatible server that replays composed replies."""
+"""The baselines end to end on pocket tasks.
+
+An OpenAI-compatible server replays composed replies.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,10 @@ SIZE, GRID = (336, 336), smart_resize(336, 336)
 
 @contextmanager
 def endpoint(answer):
-    """An OpenAI-compatible server whose replies are `answer(request body)`, a text or an HTTP status; gives its URL."""
+    """The URL of an OpenAI-compatible server that replies `answer(request body)`.
+
+    That is a text or an HTTP status.
+    """
 
     def said(body: bytes) -> tuple[int, dict]:
         found = answer(json.loads(body))
@@ -133,7 +139,7 @@ def env(loop):
 
 @pytest.fixture(scope="module")
 def played(loop, env):
-    """One short task a site, and what the oracle did on each: [(operation, actions)] a step, at 336x336."""
+    """One short task per site, with the oracle's [(operation, actions)] per step, at 336x336."""
     tasks, lengths = {}, {}
     for task in load_tasks("pocket"):
         plan = solutions()[task.intent].plan
@@ -162,7 +168,10 @@ def played(loop, env):
 
 
 def replies(name: str, steps: list) -> tuple[list[str], dict[str, str]]:
-    """The oracle's steps in a dialect's own words, one reply a turn; and a grounder's reply to each target."""
+    """The oracle's steps in a dialect's own words, one reply per turn.
+
+    Also a grounder's reply to each target.
+    """
     write, out, points = WRITERS["planner" if name == "planner-grounder" else name], [], {}
     for operation, actions in steps:
         actions = [

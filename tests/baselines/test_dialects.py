@@ -1,4 +1,4 @@
-"""Every dialect's replies to canonical actions: the composed examples of deviations that published readers lose."""
+"""Every dialect's replies to canonical actions, with deviations that published readers lose."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ OK, AGAIN = Action("stop", status="success"), Action("wait", seconds=3)
 SAID = "It's \"Tom's Diner\", 4.5"
 UITARS = [
     (
-        "Thought: Open the search box.\nAction: click(start_box='<|box_start|>(644,364)<|box_end|>')",
+        "Thought: Open the search box.\nAction: "
+        "click(start_box='<|box_start|>(644,364)<|box_end|>')",
         [click(640, 360)],
     ),
     ("Action: left_double(point='<point>161, 182.0</point>')", [click(160, 180, count=2)]),
@@ -70,7 +71,8 @@ UITARS = [
     ),
     ("Thought: City.\nAction: type(content='London\\\\n')", [typing("London", submit=True)]),
     (
-        "Thought: Fill.\nAction: click(start_box='(966,546)')\n\ntype(content='42')\n\nhotkey(key='enter')",
+        "Thought: Fill.\nAction: "
+        "click(start_box='(966,546)')\n\ntype(content='42')\n\nhotkey(key='enter')",
         [click(960, 540), typing("42"), key("Enter", how="chord")],
     ),
     (
@@ -78,7 +80,8 @@ UITARS = [
         [key("Control", "a", how="chord"), typing("new")],
     ),
     (
-        "Thought: Next column.\nAction: scroll(point='<point>644 364</point>', direction='right', amount=200",
+        "Thought: Next column.\nAction: scroll(point='<point>644 364</point>', "
+        "direction='right', amount=200",
         [scroll(dx=200, x=640, y=360)],
     ),
     (f"Thought: Done.\nAction: finished(content='{SAID}')", [Action("answer", text=SAID), OK]),
@@ -111,7 +114,8 @@ UITARS_72B = [
         [click(320, 180, button="right")],
     ),
     (
-        "Reflection: The menu stayed shut.\nAction_Summary: Hover over it.\nAction: hover(start_box='(250,500)')",
+        "Reflection: The menu stayed shut.\nAction_Summary: Hover over it.\nAction: "
+        "hover(start_box='(250,500)')",
         [Action("hover", 320, 360)],
     ),
     ("Thought: Tab.\nAction: click(start_box='(240,490)(260,510)')", [click(320, 360)]),
@@ -131,7 +135,8 @@ UITARS_72B = [
 ]
 SCALECUA = [
     (
-        "<think>\n..\n</think>\n<operation>\nClick the search field\n</operation>\n<action>\nclick(x=644, y=364)\n</action>",
+        "<think>\n..\n</think>\n<operation>\nClick the search "
+        "field\n</operation>\n<action>\nclick(x=644, y=364)\n</action>",
         [click(640, 360)],
     ),
     ("<operation>Open menu</operation><action>click(x=0.5, y=0.25)</action>", [click(640, 180)]),
@@ -140,7 +145,8 @@ SCALECUA = [
         [click(160, 180), typing("it's here")],
     ),
     (
-        "<operation>Post</operation>\n<action>\nwrite(message='He said \"go (now)\", it's fine\\n')\n</action>",
+        "<operation>Post</operation>\n<action>\nwrite(message='He said \"go (now)\", it's "
+        "fine\\n')\n</action>",
         [typing('He said "go (now)", it\'s fine', submit=True)],
     ),
     (
@@ -148,19 +154,23 @@ SCALECUA = [
         [typing("line 1\nline 2")],
     ),
     (
-        "<operation>Scroll the list</operation>\n<action>\nswipe(from_coord=[644, 546], to_coord=[644, 364])\n</action>",
+        "<operation>Scroll the list</operation>\n<action>\nswipe(from_coord=[644, 546], "
+        "to_coord=[644, 364])\n</action>",
         [scroll(180, x=640, y=540)],
     ),
     (
-        "<operation>Back to top</operation>\n<action>\nswipe(direction='down', amount=0.3)\n</action>",
+        "<operation>Back to top</operation>\n<action>\nswipe(direction='down', "
+        "amount=0.3)\n</action>",
         [scroll(-216)],
     ),
     (
-        "<operation>Clear</operation>\n<action>\nhotkey('ctrl+a')\npress(keys=['Delete', 'Enter'])\n</action>",
+        "<operation>Clear</operation>\n<action>\nhotkey('ctrl+a')\npress(keys=['Delete', "
+        "'Enter'])\n</action>",
         [key("Control", "a", how="chord"), key("Delete", "Enter")],
     ),
     (
-        "<operation>Report</operation>\n<action>\nresponse(answer='$1,299.00 (2 items)')\nterminate(status='success')\n</action>",
+        "<operation>Report</operation>\n<action>\nresponse(answer='$1,299.00 (2 "
+        "items)')\nterminate(status='success')\n</action>",
         [Action("answer", text="$1,299.00 (2 items)"), OK],
     ),
     ("<action>answer('The price is 42')</action>", [Action("answer", text="The price is 42")]),
@@ -174,54 +184,66 @@ SCALECUA = [
         [key("Control", "a", how="chord"), key("Shift", how="down"), key("Shift", how="up")],
     ),
     (
-        "<action># click(x=1, y=2) would miss\nselect_option(x=644, y=364, value='Newest')\ncall_user()</action>",
+        "<action># click(x=1, y=2) would miss\nselect_option(x=644, y=364, "
+        "value='Newest')\ncall_user()</action>",
         [Action("select", 640, 360, option="Newest"), Action("ask")],
     ),
 ]
 LIBRA = [
     (
-        '<thinking>..</thinking>\n<answer>\n{"action_description": "Click Reports", "action_type": "Click", "value": "None", '
+        '<thinking>..</thinking>\n<answer>\n{"action_description": "Click Reports", '
+        '"action_type": "Click", "value": "None", '
         '"point_2d": [500, 250]}\n</answer>',
         [click(640, 180)],
     ),
     (
-        '<thinking>..</thinking>\n<answer>\n{"action_type": "Click", "action_description": "Tab", "value": "None", "point_2d": [250, 500]}',
+        '<thinking>..</thinking>\n<answer>\n{"action_type": "Click", "action_description": '
+        '"Tab", "value": "None", "point_2d": [250, 500]}',
         [click(320, 360)],
     ),
     (
-        '<answer>{"action_description": "Name", "action_type": "Write", "value": "O\'Neil \\"Bob\\"", "point_2d": [500, 500]}</answer>',
+        '<answer>{"action_description": "Name", "action_type": "Write", "value": "O\'Neil '
+        '\\"Bob\\"", "point_2d": [500, 500]}</answer>',
         [click(640, 360), typing('O\'Neil "Bob"', clear=True)],
     ),
     (
-        '<answer>{"action_description": "Type", "action_type": "Write", "value": "a\nb", "point_2d": [-100, -100]}</answer>',
+        '<answer>{"action_description": "Type", "action_type": "Write", "value": "a\nb", '
+        '"point_2d": [-100, -100]}</answer>',
         [typing("a\nb", clear=True)],
     ),
     (
-        '<answer>{"action_description": "Down", "action_type": "Scroll", "value": "Down", "point_2d": [-100, -100]}</answer>',
+        '<answer>{"action_description": "Down", "action_type": "Scroll", "value": "Down", '
+        '"point_2d": [-100, -100]}</answer>',
         [scroll(360)],
     ),
     (
-        '<answer>{"action_description": "All", "action_type": "KeyboardPress", "value": "Ctrl+A", "point_2d": "none"}</answer>',
+        '<answer>{"action_description": "All", "action_type": "KeyboardPress", "value": '
+        '"Ctrl+A", "point_2d": "none"}</answer>',
         [key("Control", "a", how="chord")],
     ),
     (
-        "<answer>{'action_description': 'Sort', 'action_type': 'Select', 'value': 'Newest', 'point_2d': (250, 250)}</answer>",
+        "<answer>{'action_description': 'Sort', 'action_type': 'Select', 'value': 'Newest', "
+        "'point_2d': (250, 250)}</answer>",
         [Action("select", 320, 180, option="Newest")],
     ),
     (
-        '<answer>{"action_description": "Reply", "action_type": "Answer", "value": "3", "point_2d": null}</answer>',
+        '<answer>{"action_description": "Reply", "action_type": "Answer", "value": "3", '
+        '"point_2d": null}</answer>',
         [Action("answer", text="3"), OK],
     ),
     (
-        '<answer>{"action_description": "Go back", "action_type": "navigate_back", "value": null, "point_2d": null}</answer>',
+        '<answer>{"action_description": "Go back", "action_type": "navigate_back", "value": '
+        'null, "point_2d": null}</answer>',
         [Action("back")],
     ),
     (
-        '<answer>{"action_description": "Click", "action_type": "Click", "value": "None", "point_2d": [-100, -100]}</answer>',
+        '<answer>{"action_description": "Click", "action_type": "Click", "value": "None", '
+        '"point_2d": [-100, -100]}</answer>',
         "bad_point",
     ),
     (
-        '<answer>{"action_type": "Write", "value": "O\'Neil "Bob"", "point_2d": [500, 500]}</answer>',
+        '<answer>{"action_type": "Write", "value": "O\'Neil "Bob"", "point_2d": [500, '
+        "500]}</answer>",
         [click(640, 360), typing('O\'Neil "Bob"', clear=True)],
     ),
     ('<answer>{"action_type": "Fly", "value": "x"}</answer>', "unknown_action"),
@@ -585,7 +607,10 @@ WORDS = {
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_what_we_write_we_read(dialect, count=2_000):
-    """Random actions; those that a dialect has no words for raise ValueError. Grids are rounded to, a pixel at most."""
+    """Random actions; those that a dialect cannot express raise ValueError.
+
+    Points are rounded to the grid, by at most a pixel.
+    """
     rng, read = random.Random(1), set()
     for _ in range(count):
         action = fix(an_action(rng))
@@ -603,7 +628,7 @@ def test_what_we_write_we_read(dialect, count=2_000):
 
 
 def lacking(dialect: str, action: Action) -> bool:
-    """What a dialect's words cannot tell apart, so that it comes back as something else by design."""
+    """Whether the dialect cannot express the action, and reads another one back by design."""
     if bool(action.target) != (
         dialect == "planner" and action.kind in ("click", "hover", "drag", "select")
     ):

@@ -90,8 +90,9 @@ def write_gui_libra(operation: str, actions: Sequence[Action], viewport: Size) -
     """A GUI-Libra reply: one action, or a click with the type or answer with the stop that
     belongs to it. Raises ValueError for an action that the dialect lacks.
 
-    >>> write_gui_libra("Menu", [Action("click", 640, 360)], (1280, 720)).splitlines()[1]
-    '{"action_description": "Menu", "action_type": "Click", "value": "None", "point_2d": [500, 500]}'
+    >>> reply = write_gui_libra("Menu", [Action("click", 640, 360)], (1280, 720))
+    >>> print(reply.splitlines()[1])
+    {"action_description": "Menu", "action_type": "Click", "value": "None", "point_2d": [500, 500]}
     """
     point, value = [-100, -100], "None"
     last = actions[-1]
