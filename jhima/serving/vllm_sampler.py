@@ -127,8 +127,14 @@ def _environment(device: torch.device) -> Iterator[None]:
         variables = {"CUDA_VISIBLE_DEVICES": visible[device.index or 0]}
     reaper.start()
     main = vars(sys.modules["__main__"])
-    with _replaced(os.environ, variables), _replaced(main, {"__spec__": None, "__file__": None}):
-        yield
+    # Taken out, not set to None: `inspect` takes a module whose file is None for a built-in one.
+    script = main.pop("__file__", None)
+    try:
+        with _replaced(os.environ, variables), _replaced(main, {"__spec__": None}):
+            yield
+    finally:
+        if script is not None:
+            main["__file__"] = script
 
 
 @contextmanager
