@@ -1,7 +1,7 @@
-"""Where episodes happen: an arena leases each rollout a world.
+"""Where pocket episodes play: an arena leases a world to each rollout.
 
-An arena is an async context manager with `lease(task)`; the rest of the code knows nothing else about it, nor which
-one it has: the pocket sites below, or WebArena's (replicas.py).
+An arena is an async context manager with `lease(task)`. The rest of the code knows nothing else
+about it, nor which one it has: the pocket sites below, or WebArena's (jhima/webarena/replicas.py).
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ ROOT = Path(__file__).resolve().parents[2]
 class PocketArena:
     """The pocket sites in a process of their own, which ends with this one.
 
-    full: ordinary pages at 1280x720, and longer lists in an order shuffled by `seed`; else small ones at 336x336.
-    latency: seconds that every page takes. deadline: seconds for the server to start, or to make a world.
+    full: ordinary pages at 1280x720, and longer lists in an order shuffled by `seed`; else small
+    pages at 336x336. latency: seconds that every page takes longer. deadline: seconds for the
+    server to start, or to make a world.
     """
 
     def __init__(
@@ -47,19 +48,20 @@ class PocketArena:
 
     @asynccontextmanager
     async def lease(self, _task: Task | None = None) -> AsyncIterator[Lease]:
-        """A fresh world, dropped on every way out, whatever the task. Raises EnvironmentFailure("site") where there is none to have."""
+        """A fresh world for any task, dropped however the lease ends.
+
+        Raises EnvironmentFailure("site") if no world can be made.
+        """
         async with self._lock:
             if self._server.returncode is not None:
-                await (
-                    self._start()
-                )  # a dead server's worlds are gone; their episodes fail and are retried
+                # The worlds of a dead server are gone; their episodes fail and are retried.
+                await self._start()
         door = f"{self.urls['map']}/_pocket/worlds"
-        made = asyncio.ensure_future(
-            self._ask("POST", door, {"full": self.full, "seed": self.seed, "signed_in": True})
-        )
+        # Logged in already: filling in a form costs as much as four steps, and teaches nothing.
+        settings = {"full": self.full, "seed": self.seed, "signed_in": True}
+        creation = asyncio.ensure_future(self._ask("POST", door, settings))
         try:
-            world = (await asyncio.shield(made))["world"]
-            # A form filled in by a browser costs as much as four steps of an episode, and here teaches nothing.
+            world = (await asyncio.shield(creation))["world"]
             yield Lease(
                 self.urls,
                 {"X-Pocket-World": world},
@@ -68,13 +70,12 @@ class PocketArena:
                 signed_in=frozenset(ACCOUNTS),
             )
         finally:
-            await asyncio.shield(
-                self._drop(door, made)
-            )  # a cancelled rollout's too, even while it is being made
+            # Shielded: a rollout cancelled while its world is being made drops it too.
+            await asyncio.shield(self._drop(door, creation))
 
-    async def _drop(self, door: str, made: asyncio.Future) -> None:
+    async def _drop(self, door: str, creation: asyncio.Future) -> None:
         with suppress(EnvironmentFailure):  # never made, or gone with its server
-            await self._ask("DELETE", f"{door}/{(await made)['world']}")
+            await self._ask("DELETE", f"{door}/{(await creation)['world']}")
 
     async def _start(self) -> None:
         command = [sys.executable, "-m", "jhima.pocket", "serve", "--json", "--port", "0"]
@@ -84,14 +85,12 @@ class PocketArena:
             *command, cwd=ROOT, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
         )
         try:
-            self.urls = json.loads(
-                await asyncio.wait_for(self._server.stdout.readline(), self.deadline)
-            )["urls"]
+            line = await asyncio.wait_for(self._server.stdout.readline(), self.deadline)
+            self.urls = json.loads(line)["urls"]
         except (TimeoutError, ValueError):
             await self._stop()
-            raise EnvironmentFailure(
-                "site", f"{' '.join(command[1:])}: no URLs in {self.deadline:g} s"
-            ) from None
+            detail = f"{' '.join(command[1:])}: no URLs in {self.deadline:g} s"
+            raise EnvironmentFailure("site", detail) from None
 
     async def _stop(self) -> None:
         self._server.stdin.close()
@@ -102,12 +101,8 @@ class PocketArena:
             await self._server.wait()
 
     async def _ask(self, method: str, url: str, body: dict | None = None) -> dict:
-        request = Request(
-            url,
-            json.dumps(body or {}).encode(),
-            {"Content-Type": "application/json"},
-            method=method,
-        )
+        data, headers = json.dumps(body or {}).encode(), {"Content-Type": "application/json"}
+        request = Request(url, data, headers, method=method)
         status, reply = await fetch(request, self.deadline)
         try:
             if status < 400:

@@ -1,14 +1,16 @@
 """A local teacher and judge: an OpenAI-compatible server that answers from the oracle's knowledge.
 
-It lets the real `openai` client, annotate.py and the fuzzy_match judge run with no key and no network. Asked to
-annotate, it looks the task up and gives its template's subtasks; asked to judge an answer, it compares the texts.
+With it the real `openai` client, annotate.py and the fuzzy_match judge run without a key and
+without a network. Asked to annotate, it looks the task up and gives its template's subtasks; asked
+to judge an answer, it compares the texts.
 
-As a teacher that has never seen the actor at work, it is not of one mind how much to say: most of its annotations are
-brief ("Open Mug"), the others tell what to click ("Open Mug: Kitchen, Mug"). Which of them an actor can follow, only
-its success shows.
+As a teacher it never sees the actor at work, so it does not know how much detail the actor needs.
+Most of its annotations are brief ("Open Mug"), the others tell what to click ("Open Mug: Kitchen,
+Mug"). Only the actor's success shows which of them it can follow.
 
-Asked which subtasks an episode completed, it knows the moves of which its own plans' subtasks consist, and looks for
-them among the operations. It reads no screenshot, but two that are equal tell it that an operation did nothing.
+Asked which subtasks an episode completed, it looks for the moves of its own plans' subtasks among
+the operations. It reads no screenshot, but from two equal ones it knows that the operation between
+them did nothing.
 """
 
 from __future__ import annotations
@@ -33,8 +35,6 @@ from jhima.pocket.tasks.intents import Move, Solution, Subtask, operation
 from jhima.prompts import Prompts
 
 MODEL = "pocket-teacher"
-
-
 BRIEF = 6  # of ten annotations
 
 
@@ -49,34 +49,31 @@ def make_teacher() -> Flask:
     def complete() -> Response | tuple[Response, int]:
         body = request.get_json(silent=True)
         if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
-            return jsonify(
-                error={
-                    "message": "expected a JSON body with messages",
-                    "type": "invalid_request_error",
-                }
-            ), 400
-        contents = [
-            message.get("content") for message in body["messages"] if isinstance(message, dict)
-        ]
-        asked = list(map(_text, contents))
-        reply = answer(asked[-1], _images(contents[-1])) if asked else answer("")
+            message = "expected a JSON body with messages"
+            return jsonify(error={"message": message, "type": "invalid_request_error"}), 400
+        messages = [message for message in body["messages"] if isinstance(message, dict)]
+        texts = [_text(message.get("content")) for message in messages]
+        reply = answer("")
+        if messages:
+            reply = answer(texts[-1], _images(messages[-1].get("content")))
+        read, written = sum(map(len, texts)) // 4, len(reply) // 4
         usage = {
-            "prompt_tokens": sum(len(a) for a in asked) // 4,
-            "completion_tokens": len(reply) // 4,
+            "prompt_tokens": read,
+            "completion_tokens": written,
+            "total_tokens": read + written,
+        }
+        choice = {
+            "index": 0,
+            "finish_reason": "stop",
+            "message": {"role": "assistant", "content": reply},
         }
         return jsonify(
             id="pocket",
             object="chat.completion",
             created=int(time.time()),
             model=MODEL,
-            usage=usage | {"total_tokens": sum(usage.values())},
-            choices=[
-                {
-                    "index": 0,
-                    "finish_reason": "stop",
-                    "message": {"role": "assistant", "content": reply},
-                }
-            ],
+            usage=usage,
+            choices=[choice],
         )
 
     return app
@@ -97,128 +94,133 @@ def serve_teacher(port: int = 0) -> Iterator[str]:
 
 def _text(content: object) -> str:
     """The text of a message, whose content is a string or a list of parts."""
-    if isinstance(content, list):
-        return "\n".join(
-            part.get("text", "")
-            for part in content
-            if isinstance(part, dict) and part.get("type") == "text"
-        )
-    return content if isinstance(content, str) else ""
+    if isinstance(content, str):
+        return content
+    return "\n".join(part.get("text", "") for part in _parts(content, "text"))
 
 
 def _images(content: object) -> list[str]:
     """The URLs of a message's images."""
-    parts = content if isinstance(content, list) else []
-    return [
-        str(part.get("image_url"))
-        for part in parts
-        if isinstance(part, dict) and part.get("type") == "image_url"
-    ]
+    return [str(part.get("image_url")) for part in _parts(content, "image_url")]
+
+
+def _parts(content: object, kind: str) -> list[dict]:
+    """The parts of this type of a message's content; a content that is no list has none."""
+    if not isinstance(content, list):
+        return []
+    return [part for part in content if isinstance(part, dict) and part.get("type") == kind]
 
 
 def answer(prompt: str, images: Sequence[str] = ()) -> str:
     """The teacher's reply to the last user message of a request."""
     try:
-        asked = json.loads(prompt)
+        query = json.loads(prompt)
     except ValueError:
-        asked = None
-    if isinstance(asked, dict) and {"question", "reference", "answer"} <= asked.keys():
-        same = equivalent(str(asked["reference"]), str(asked["answer"]))
-        return (
-            f"The answer {'says the same as' if same else 'differs from'} the reference.\nVERDICT: "
-            f"{'correct' if same else 'incorrect'}"
-        )
-    if isinstance(asked, dict) and {"task", "subtasks", "steps"} <= asked.keys():
-        operations = [str(step.get("operation")) for step in asked["steps"]]
-        if len(images) == len(
-            operations
-        ):  # what stands after the last step is not seen: it counts as done
-            seen = zip(operations, images, [*images[1:], ""])
-            operations = [said for said, before, after in seen if before != after]
-        verdicts = [
-            judge_subtask(str(subtask), str(asked["task"]), operations)
-            for subtask in asked["subtasks"]
-        ]
-        return "\n".join(
-            [f"{n}. {reason}" for n, (_, reason) in enumerate(verdicts, 1)]
-            + [
-                f"SUBTASK {n}: {'done' if done else 'not done'}"
-                for n, (done, _) in enumerate(verdicts, 1)
-            ]
-        )
-    task = re.search(r"^Task: (.*)$", prompt, re.MULTILINE)
-    solution = solutions().get(task[1].strip()) if task else None
+        query = None
+    if isinstance(query, dict) and {"question", "reference", "answer"} <= query.keys():
+        return _judge_answer(str(query["reference"]), str(query["answer"]))
+    if isinstance(query, dict) and {"task", "subtasks", "steps"} <= query.keys():
+        return _judge_subtasks(query, images)
+    line = re.search(r"^Task: (.*)$", prompt, re.MULTILINE)
+    task = line[1].strip() if line else ""
+    solution = solutions().get(task)
     if solution is None:
         return "I do not know this task."
-    if prompt.rstrip().endswith(
-        "screenshot:"
-    ):  # a decomposer's prompt (train_rl.py --decomposer URL#MODEL)
+    # The end of a decomposer's prompt (train_rl.py --decomposer URL#MODEL).
+    if prompt.rstrip().endswith("screenshot:"):
         return Prompts().plan_text(solution.plan)
     operations = re.findall(r"^Step \d+: (.*)$", prompt, re.MULTILINE)
-    return annotate(solution, operations, crc32(task[1].strip().encode()) % 10 < BRIEF)
+    return annotate(solution, operations, brief=crc32(task.encode()) % 10 < BRIEF)
+
+
+def _judge_answer(reference: str, reply: str) -> str:
+    if equivalent(reference, reply):
+        return "The answer says the same as the reference.\nVERDICT: correct"
+    return "The answer differs from the reference.\nVERDICT: incorrect"
+
+
+def _judge_subtasks(query: dict, images: Sequence[str]) -> str:
+    """One line with the reason per subtask, then one with the verdict per subtask.
+
+    images: one before each step, if there are any. An operation after which the screenshot is the
+    same did nothing. No screenshot follows the last operation, which counts as done.
+    """
+    operations = [str(step.get("operation")) for step in query["steps"]]
+    if len(images) == len(operations):
+        changes = zip(operations, images, [*images[1:], ""])
+        operations = [operation for operation, before, after in changes if before != after]
+    reasons, verdicts = [], []
+    for number, subtask in enumerate(query["subtasks"], 1):
+        done, reason = judge_subtask(str(subtask), str(query["task"]), operations)
+        reasons.append(f"{number}. {reason}")
+        verdicts.append(f"SUBTASK {number}: {'done' if done else 'not done'}")
+    return "\n".join(reasons + verdicts)
 
 
 def annotate(solution: Solution, operations: list[str], brief: bool = False) -> str:
-    """The subtasks of a solution in the annotation format; an operation done twice in a row is called unnecessary."""
-    goals = " Then ".join(f"{g.goal[0].lower()}{g.goal[1:]}." for g in solution.plan)
-    subtasks = "\n\n".join(
-        f"SUBTASK {n}:\n{g.brief if brief else g.title}\n- Goal:\n{g.goal}."
-        for n, g in enumerate(solution.plan, 1)
-    )
+    """The subtasks of a solution in the annotation format.
+
+    An operation that is done twice in a row is called unnecessary.
+    """
+    goals, blocks = [], []
+    for number, subtask in enumerate(solution.plan, 1):
+        title = subtask.brief if brief else subtask.title
+        goals.append(f"{subtask.goal[0].lower()}{subtask.goal[1:]}.")
+        blocks.append(f"SUBTASK {number}:\n{title}\n- Goal:\n{subtask.goal}.")
     twice = [now for before, now in zip(operations, operations[1:]) if now == before]
+    unnecessary = f"YES: {'; '.join(twice)}" if twice else "NONE"
     return (
-        f"[SUBGOAL ANALYSIS]\nIn this task {goals}\n\n[SUBTASKS]\n{subtasks}\n\n"
-        f"[UNNECESSARY ACTIONS]\n{'YES: ' + '; '.join(twice) if twice else 'NONE'}"
+        f"[SUBGOAL ANALYSIS]\nIn this task {' Then '.join(goals)}\n\n"
+        "[SUBTASKS]\n" + "\n\n".join(blocks) + f"\n\n[UNNECESSARY ACTIONS]\n{unnecessary}"
     )
 
 
-def equivalent(reference: str, said: str) -> bool:
-    """Whether `said` holds every word and number of the reference, in any order, and no other number."""
-    want, got = (
-        Counter(
-            re.findall(
-                r"\d+(?:\.\d+)?|[^\W\d_]+",
-                unicodedata.normalize("NFKC", text).lower().replace(",", ""),
-            )
-        )
-        for text in (reference, said)
-    )
-    numbers = {word for word in got if word[0].isdigit()} - set(want)
-    return bool(want) and not (want - got) and not numbers
+def equivalent(reference: str, reply: str) -> bool:
+    """Whether the reply holds every word and number of the reference, in any order, and no other
+    number."""
+    wanted, got = _words(reference), _words(reply)
+    other_numbers = {word for word in got if word[0].isdigit()} - set(wanted)
+    return bool(wanted) and not (wanted - got) and not other_numbers
+
+
+def _words(text: str) -> Counter[str]:
+    """The words and numbers of a text, with how often each occurs."""
+    plain = unicodedata.normalize("NFKC", text).lower().replace(",", "")
+    return Counter(re.findall(r"\d+(?:\.\d+)?|[^\W\d_]+", plain))
 
 
 def judge_subtask(subtask: str, task: str, operations: list[str]) -> tuple[bool, str]:
     """Whether a subtask's moves are among the operations, in their order, and the reason.
 
-    The task's own plan says which moves; for a subtask that it has not (a decomposer may plan what it likes), any plan
-    that has it does.
+    The task's own plan says which moves. For a subtask that is not in it (a decomposer may plan
+    what it likes), any plan with this subtask does.
     """
-    own = solutions().get(task)
-    ways = [g.moves for g in own.plan if subtask in names(g)] if own else []
+    ways: list[tuple[Move, ...]] = []
+    if task in solutions():
+        ways = [own.moves for own in solutions()[task].plan if subtask in names(own)]
     ways = ways or subtask_moves().get(subtask, [])
-    missing = [_missing(moves, operations) for moves in ways]
     if not ways:
         return False, "No plan has this subtask."
+    missing = [_missing(moves, operations) for moves in ways]
     if None in missing:
-        return True, f"{', then '.join(map(operation, ways[missing.index(None)]))} had its effect."
+        moves = ways[missing.index(None)]
+        return True, f"{', then '.join(map(operation, moves))} had its effect."
     return False, f"{missing[0]} had no effect or was not done."
 
 
 def _missing(moves: tuple[Move, ...], operations: list[str]) -> str | None:
-    """The first move that is not among the operations after those before it; None where all are."""
+    """The first move that is not among the operations after those before it, or None."""
     rest = iter(operations)
-    return next(
-        (said for said in map(operation, moves) if said not in rest), None
-    )  # `in` advances the iterator
+    for words in map(operation, moves):
+        if words not in rest:  # `in` advances the iterator
+            return words
+    return None
 
 
 def names(subtask: Subtask) -> tuple[str, ...]:
-    """What a decomposer may call a subtask: its title, whole or brief, with or without the goal."""
-    return tuple(
-        name
-        for title in (subtask.title, subtask.brief)
-        for name in (title, f"{title}: {subtask.goal}.")
-    )
+    """What a decomposer may call a subtask: title, whole or brief, with or without the goal."""
+    title, brief, goal = subtask.title, subtask.brief, f"{subtask.goal}."
+    return (title, f"{title}: {goal}", brief, f"{brief}: {goal}")
 
 
 @lru_cache(maxsize=1)

@@ -1,11 +1,11 @@
-"""The oracle at work in a real browser: proof that every task can be solved, and the demonstrations for SFT."""
+"""The oracle at work in a real browser: proof that every task can be solved, and SFT's demos."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -36,33 +36,50 @@ async def environment(full: bool, concurrency: int) -> AsyncIterator[Environment
             yield Environment(arena, browsers, Judge(url, MODEL, None), concurrency=concurrency)
 
 
+def load_all(names: Sequence[str], limit: int | None) -> list[Task]:
+    """The first `limit` tasks of the named lists together."""
+    tasks: list[Task] = []
+    for name in names:
+        tasks += load_tasks(name)
+    return tasks[:limit]
+
+
+def with_oracle(tasks: list[Task]) -> list[tuple[Task, Act]]:
+    return [(task, oracle(solutions()[task.intent])) for task in tasks]
+
+
 async def play_all(
     env: Environment, jobs: list[tuple[Task, Act]], bar: tqdm, done: Callable[[Task, Episode], None]
 ) -> None:
-    """Plays one episode a job, all at once (the environment bounds how many run), handing each over as it ends."""
+    """Plays one episode per job, and hands each to `done` as it ends.
 
-    async def one(task: Task, act: Act) -> None:
+    All are started at once; the environment bounds how many run.
+    """
+
+    async def play(task: Task, act: Act) -> None:
         done(task, await episode(env, task, 0, 0, lambda _attempt: act, STEPS))
         bar.update()
 
     async with asyncio.TaskGroup() as group:
         for task, act in jobs:
-            group.create_task(one(task, act))
+            group.create_task(play(task, act))
 
 
-async def check(names: list[str], limit: int | None, full: bool, concurrency: int) -> int:
-    """Prints, a site a line, how many tasks the oracle solves and how many the do-nothing agent does; returns the
-    number of tasks that are wrong in either way, each named with the reason."""
-    tasks = [task for name in names for task in load_tasks(name)][:limit]
+async def check(names: Sequence[str], limit: int | None, full: bool, concurrency: int) -> int:
+    """Counts how many tasks the oracle solves, and how many the do-nothing agent.
+
+    Prints one line per site, and one per wrong task with the reason: a task is wrong if the oracle
+    fails or the do-nothing agent succeeds. Returns the number of wrong ones.
+    """
+    tasks = load_all(names, limit)
     solved, idled, wrong = Counter(), Counter(), []
 
     def by_oracle(task: Task, e: Episode) -> None:
         solved[task.sites[0]] += e.reward == 1
         if e.reward != 1:
-            reasons = e.failure or [c for c in e.checks if not c["passed"]]
-            wrong.append(
-                f"{task.id}: not solved: {task.intent!r}: {reasons}; did: {[s.turn.operation for s in e.steps]}"
-            )
+            reasons = e.failure or [check for check in e.checks if not check["passed"]]
+            operations = [step.turn.operation for step in e.steps]
+            wrong.append(f"{task.id}: not solved: {task.intent!r}: {reasons}; did: {operations}")
 
     def by_idler(task: Task, e: Episode) -> None:
         idled[task.sites[0]] += e.reward == 1
@@ -71,74 +88,50 @@ async def check(names: list[str], limit: int | None, full: bool, concurrency: in
 
     async with environment(full, concurrency) as env:
         with tqdm(total=2 * len(tasks), desc="check", unit="episode") as bar:
-            await play_all(
-                env, [(task, oracle(solutions()[task.intent])) for task in tasks], bar, by_oracle
-            )
+            await play_all(env, with_oracle(tasks), bar, by_oracle)
             await play_all(env, [(task, idle) for task in tasks], bar, by_idler)
-    total = Counter(task.sites[0] for task in tasks)
-    for site in total:
-        print(
-            f"{site:15} {total[site]:4} tasks   solved by the oracle {solved[site]:4}   by doing nothing {idled[site]:4}"
-        )
-    print(*wrong, sep="\n", end="\n" if wrong else "")
+    for site, count in Counter(task.sites[0] for task in tasks).items():
+        results = f"solved by the oracle {solved[site]:4}   by doing nothing {idled[site]:4}"
+        print(f"{site:15} {count:4} tasks   {results}")
+    for line in wrong:
+        print(line)
     print(f"{len(tasks)} tasks, {len(wrong)} wrong")
     return len(wrong)
 
 
 async def record(
-    out: Path, names: list[str], limit: int | None, full: bool, concurrency: int
+    out: Path, names: Sequence[str], limit: int | None, full: bool, concurrency: int
 ) -> None:
-    """Writes the oracle's episodes of the named task lists to `out`: images/, steps.jsonl and meta.json.
+    """Writes the oracle's episodes of the named task lists to `out`: images/, steps.jsonl and
+    meta.json.
 
-    A run that was stopped goes on where it was: tasks whose last line is there are not played again.
+    A run that was stopped goes on where it was: tasks whose last step is there are not played
+    again. Raises RuntimeError if the oracle does not solve a task.
     """
-    tasks = [task for name in names for task in load_tasks(name)][:limit]
+    tasks = load_all(names, limit)
     out.mkdir(parents=True, exist_ok=True)
     steps = out / "steps.jsonl"
     recorded = _recorded(steps)
     todo = [task for task in tasks if task.id not in recorded]
-    with steps.open("a", encoding="utf-8") as lines:
+    with steps.open("a", encoding="utf-8") as file:
 
         def save(task: Task, e: Episode) -> None:
             if e.reward != 1:
+                reasons = e.failure or e.checks
                 raise RuntimeError(
-                    f"{task.id}: the oracle did not solve {task.intent!r}: {e.failure or e.checks}"
+                    f"{task.id}: the oracle did not solve {task.intent!r}: {reasons}"
                 )
-            (out / "images" / task.id).mkdir(parents=True, exist_ok=True)
-            rows, operations = [], []
-            for number, step in enumerate(e.steps):
-                image = f"{task.id}/{number:02d}.png"
-                (out / "images" / image).write_bytes(step.screenshot)
-                viewport = (step.width, step.height)
-                calls = [
-                    to_fractions(format_call(action, smart_resize(*viewport), viewport), *viewport)
-                    for action in step.turn.actions
-                ]
-                rows.append(
-                    write_step(
-                        image,
-                        *viewport,
-                        task.intent,
-                        operations,
-                        format_reply(step.turn.operation, calls),
-                    )
-                )
-                operations.append(describe(step.turn, viewport))
-            lines.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-            lines.flush()
+            rows = _save_steps(out / "images", task, e)
+            file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+            file.flush()
 
         async with environment(full, concurrency) as env:
             with tqdm(total=len(todo), desc="demos", unit="episode") as bar:
-                await play_all(
-                    env, [(task, oracle(solutions()[task.intent])) for task in todo], bar, save
-                )
-    rows = sorted(
-        steps.read_text("utf-8").splitlines(keepends=True),
-        key=lambda line: json.loads(line)["image"],
-    )
-    steps.with_suffix(".part").write_text(
-        "".join(rows), "utf-8"
-    )  # in task order, not in the order they ended
+                await play_all(env, with_oracle(todo), bar, save)
+    # In task order, not in the order in which the episodes ended.
+    lines = steps.read_text("utf-8").splitlines(keepends=True)
+    lines.sort(key=lambda line: json.loads(line)["image"])
+    steps.with_suffix(".part").write_text("".join(lines), "utf-8")
     steps.with_suffix(".part").replace(steps)
     meta = {
         "pocket_web_navigation": {
@@ -148,26 +141,44 @@ async def record(
             "repeat_time": 1,
             "conv_style": "internvl2_5_web_navigation_v1",
             "max_dynamic_patch": 12,
-            "length": len(rows),
+            "length": len(lines),
         }
     }
     (out / "meta.json").write_text(json.dumps(meta, indent=1), "utf-8")
-    print(f"{out}/meta.json: {len(tasks)} trajectories, {len(rows)} steps")
+    print(f"{out}/meta.json: {len(tasks)} trajectories, {len(lines)} steps")
+
+
+def _save_steps(images: Path, task: Task, e: Episode) -> list[dict]:
+    """Writes an episode's screenshots; returns its steps as ScaleCUA stores them."""
+    (images / task.id).mkdir(parents=True, exist_ok=True)
+    rows, operations = [], []
+    for number, step in enumerate(e.steps):
+        image = f"{task.id}/{number:02d}.png"
+        (images / image).write_bytes(step.screenshot)
+        viewport = (step.width, step.height)
+        grid = smart_resize(*viewport)
+        calls = [format_call(action, grid, viewport) for action in step.turn.actions]
+        reply = format_reply(step.turn.operation, [to_fractions(c, *viewport) for c in calls])
+        rows.append(write_step(image, *viewport, task.intent, operations, reply))
+        operations.append(describe(step.turn, viewport))
+    return rows
 
 
 def _recorded(steps: Path) -> set[str]:
-    """Ids of the tasks whose trajectories `steps` holds to the end; what a killed run left unfinished is cut off."""
+    """Ids of the tasks whose whole trajectories `steps` holds.
+
+    What a killed run left unfinished is cut off.
+    """
     if not steps.exists():
         return set()
-    whole, ids = [], set()
+    ids, rows = set(), []  # rows: (task id, line)
     for line in steps.read_text("utf-8").splitlines(keepends=True):
-        if line.endswith("\n"):
-            whole.append(line)
-    for line in whole:
+        if not line.endswith("\n"):
+            continue
         row = json.loads(line)
+        task_id = row["image"].split("/")[0]
+        rows.append((task_id, line))
         if "terminate(" in row["conversations"][1]["value"]:
-            ids.add(row["image"].split("/")[0])
-    steps.write_text(
-        "".join(line for line in whole if json.loads(line)["image"].split("/")[0] in ids), "utf-8"
-    )
+            ids.add(task_id)
+    steps.write_text("".join(line for task_id, line in rows if task_id in ids), "utf-8")
     return ids
