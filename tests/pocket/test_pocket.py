@@ -1,4 +1,4 @@
-"""The pocket arena: its tasks as promised, worlds that share nothing, and the oracle against the do-nothing agent."""
+"""The pocket arena: tasks and splits, worlds that share nothing, the oracle and the idle agent."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from jhima.actions import Action, format_call, format_reply
 from jhima.browser.session import Observation, Session
 from jhima.coordinates import smart_resize
-from jhima.pocket.tasks.intents import Answer, Click, Move, Press, Solution, Write, operation
+from jhima.pocket.tasks.intents import Answer, Click, Move, Solution, Write, operation
 from jhima.rollout import Act
 from jhima.sampler import Completion
 
@@ -81,8 +81,6 @@ def oracle(solution: Solution) -> Act:
                 actions = [Action("click", x, y)]
             case Write(_, text):
                 actions = [Action("click", x, y), Action("type", text=text)]
-            case Press(key):
-                actions = [Action("key", keys=(key,))]
             case Answer(text):
                 actions = [Action("answer", text=text), Action("stop", status="success")]
         return _reply(operation(move), actions, size)

@@ -8,7 +8,7 @@ from jhima.actions import format_reply
 from jhima.pocket.pretraining.lessons import moves_of, plan_text
 from jhima.pocket.pretraining.model import PROMPTS, VIEWPORT
 from jhima.pocket.tasks.generate import solutions
-from jhima.pocket.tasks.intents import Answer, Click, Move, Press, Write, operation
+from jhima.pocket.tasks.intents import Answer, Click, Move, Write, operation
 
 
 def corpus() -> Iterator[str]:
@@ -34,7 +34,5 @@ def _calls(move: Move, t: int) -> list[str]:
             return [click]
         case Write(_, text):
             return [click, f"write(message={text!r})"]
-        case Press(key):
-            return [f"press(keys={key!r})"]
         case Answer(text):
             return [f"response(answer={text!r})", "terminate(status='success')"]

@@ -27,20 +27,13 @@ class Write:
 
 
 @dataclass(frozen=True)
-class Press:
-    """Press one key, e.g. "enter"."""
-
-    key: str
-
-
-@dataclass(frozen=True)
 class Answer:
     """Give the answer that the task asks for."""
 
     text: str
 
 
-Move = Click | Write | Press | Answer
+Move = Click | Write | Answer
 
 
 def operation(move: Move) -> str:
@@ -50,8 +43,6 @@ def operation(move: Move) -> str:
             return f"Click {label}"
         case Write(label, text):
             return f"Write {text} in {label}"
-        case Press(key):
-            return f"Press {key}"
         case Answer(text):
             return f"Answer {text}"
 
