@@ -43,10 +43,12 @@ from jhima.environment import (
     load_tasks,
 )
 from jhima.episodes import Task
+from jhima.models.checkpoint_files import check_checkpoint
 from jhima.models.openai_client import ApiFailure
-from jhima.policy import Policy, check_checkpoint, default_dtype, load_policy
+from jhima.policy import Policy, default_dtype, load_policy
 from jhima.prompts import Prompts
 from jhima.results import success
+from jhima.results.episode_bar import EpisodeBar
 from jhima.results.rescore import rescore
 from jhima.results.run_reader import write_planned
 from jhima.rollout import Agents, Sampling, make_agents, rollout, seed_of
@@ -229,7 +231,7 @@ async def play(
         env = await stack.enter_async_context(environment(args))
         for sampler in filter(None, (agents.decomposer, agents.actor)):
             await sampler.sync()  # here, because vLLM's engines start while the browsers do
-        bar = stack.enter_context(cli.EpisodeBar("evaluate", args.runs * len(tasks)))
+        bar = stack.enter_context(EpisodeBar("evaluate", args.runs * len(tasks)))
         async with asyncio.TaskGroup() as group:
             for run, task in product(range(args.runs), tasks):
                 group.create_task(play_task(env, agents, args, run, task, bar))
@@ -268,7 +270,7 @@ def load_policies(args: Args, adapters: dict[str, Path]) -> dict[str, Policy | s
 
 
 async def play_task(
-    env: Environment, agents: Agents, args: Args, run: int, task: Task, bar: cli.EpisodeBar
+    env: Environment, agents: Agents, args: Args, run: int, task: Task, bar: EpisodeBar
 ) -> None:
     """One plan and one episode of a task in one run."""
     sampling = Sampling(

@@ -48,8 +48,10 @@ from jhima.environment import (
     load_tasks,
 )
 from jhima.episodes import Group, Task, load_group
+from jhima.models.checkpoint_files import check_checkpoint
 from jhima.models.openai_client import ApiFailure
-from jhima.policy import Policy, Sample, check_checkpoint, default_dtype, load_policy, save_policy
+from jhima.policy import Policy, Sample, default_dtype, load_policy, save_policy
+from jhima.results.episode_bar import EpisodeBar
 from jhima.rollout import Agents, Sampling, make_agents, rollout, seed_of
 from jhima.run_directory import same_run
 from jhima.sampler import SamplerOptions, check_sampler
@@ -157,10 +159,11 @@ def checked(args: Args) -> Args:
     """
     if args.no_plan:  # one group of M episodes: the baseline is the task's mean
         args = replace(args, K=1, train="actor")
-    for name in ("K", "M", "T", "tasks_per_batch", "passes", "epochs", "micro_batch", "keep"):
-        expect_at_least_one(name, getattr(args, name))
-    if args.alternate is not None:
-        expect_at_least_one("alternate", args.alternate)
+    counts = ("K", "M", "T", "tasks_per_batch", "passes", "epochs", "micro_batch", "keep")
+    for name in (*counts, "alternate"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise ValueError(f"{flag(name)}: expected at least 1, got {value}")
     for name in ("temperature", "lr", "eps", "eps_high", "tis", "clip"):
         value = getattr(args, name)
         if value is not None and not value > 0:
@@ -181,11 +184,6 @@ def checked(args: Args) -> Args:
         raise ValueError("an API decomposer needs --train actor")
     check_sampler(args)
     return args
-
-
-def expect_at_least_one(name: str, value: int) -> None:
-    if value < 1:
-        raise ValueError(f"{flag(name)}: expected at least 1, got {value}")
 
 
 def flag(name: str) -> str:
@@ -376,7 +374,7 @@ async def play_batch(
     )
     episodes = len(tasks) * args.K * args.M
     hidden = dist.get_rank() != 0
-    with cli.EpisodeBar("rollout", episodes, env.failures, leave=False, disable=hidden) as bar:
+    with EpisodeBar("rollout", episodes, env.failures, leave=False, disable=hidden) as bar:
         async with asyncio.TaskGroup() as group:
             for task in tasks:
                 group.create_task(

@@ -38,7 +38,8 @@ from tqdm import tqdm
 
 from jhima import cli
 from jhima.data.scalecua import Annotation, DataSet, read_annotations, read_meta
-from jhima.policy import Policy, check_checkpoint, default_dtype, load_policy, save_policy
+from jhima.models.checkpoint_files import check_checkpoint
+from jhima.policy import Policy, default_dtype, load_policy, save_policy
 from jhima.run_directory import same_run, write_whole
 from jhima.training import deepspeed_engine as ds
 from jhima.training.checkpoints import commit, drop_metrics

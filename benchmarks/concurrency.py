@@ -25,6 +25,7 @@ from jhima.pocket.arena import PocketArena
 from jhima.pocket.play.oracle import oracle
 from jhima.pocket.tasks.generate import solutions
 from jhima.pocket.teacher import MODEL, serve_teacher
+from jhima.results.episode_bar import EpisodeBar
 from jhima.rollout import episode
 from jhima.webarena.judge import Judge
 
@@ -40,7 +41,7 @@ class Args:
 async def measure(episodes: int, at_once: int, latency: float) -> tuple[float, int]:
     """(steps per second, episodes solved)."""
     tasks = load_tasks("pocket")[:episodes]
-    with serve_teacher() as url, cli.EpisodeBar(f"{at_once} at once", episodes) as bar:
+    with serve_teacher() as url, EpisodeBar(f"{at_once} at once", episodes) as bar:
         async with PocketArena(latency=latency) as arena, Browsers() as browsers:
             env = Environment(arena, browsers, Judge(url, MODEL, None), concurrency=at_once)
 

@@ -52,6 +52,7 @@ from jhima.pocket.arena import PocketArena
 from jhima.pocket.teacher import MODEL, serve_teacher
 from jhima.policy import Policy, Sample, free_memory
 from jhima.prompts import Prompt
+from jhima.results.episode_bar import EpisodeBar
 from jhima.rollout import Agents, Sampling, describe, perform, rollout
 from jhima.sampler import Completion, Sampler
 from jhima.webarena.judge import Judge
@@ -371,7 +372,7 @@ async def compare_loops(m: Measurement, latency: float, seed: int) -> tuple[dict
             parts = await lock_step(env, act, tasks[0], per_task, args)
         cached, tokens, loop = len(act.policy.feature_cache), act.tokens, time.thread_time()
         wanderer.reply_times = []
-        bar = stack.enter_context(cli.EpisodeBar("episodes", episodes, leave=False))
+        bar = stack.enter_context(EpisodeBar("episodes", episodes, leave=False))
         with m.phase(f"rollout, {latency:g} s latency") as phase:
             rollouts = []
             for task in tasks:

@@ -31,6 +31,7 @@ from jhima.environment import Environment, load_tasks
 from jhima.pocket.arena import PocketArena
 from jhima.pocket.play.oracle import oracle
 from jhima.pocket.tasks.generate import solutions
+from jhima.results.episode_bar import EpisodeBar
 from jhima.rollout import episode
 from jhima.sampler import Completion
 
@@ -65,7 +66,7 @@ async def play(episodes: int, latency: float, name: str) -> dict[str, float]:
     steps = seconds = solved = 0.0
     async with PocketArena(full=True, latency=latency) as arena, Browsers() as browsers:
         env = Environment(arena, browsers)
-        with cli.EpisodeBar(name, episodes) as bar:
+        with EpisodeBar(name, episodes) as bar:
             for task in no_judge:
                 act = oracle(solutions()[task.intent])
                 requests: list[float] = []

@@ -7,11 +7,9 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
-from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import tyro
-from tqdm import tqdm
 
 Options = TypeVar("Options")
 
@@ -40,7 +38,7 @@ def parse(options: type[Options], description: str | None) -> Options:
 
 
 def script_name() -> str:
-    return Path(sys.argv[0]).name
+    return os.path.basename(sys.argv[0])
 
 
 def _first_message(box: str) -> str:
@@ -85,36 +83,3 @@ def run(main: Callable[[], None], *expected: type[Exception]) -> None:
         if isinstance(cause, expected):
             sys.exit(f"{script_name()}: {cause}; run the same command to go on")
         raise cause from None
-
-
-class Scored(Protocol):
-    reward: float | None
-
-
-class EpisodeBar(tqdm):
-    """Progress by episode, with the successes among those scored so far.
-
-    failures: a rollout's counts of environment failures by kind, whose sum is shown too.
-    """
-
-    def __init__(
-        self,
-        title: str,
-        total: int,
-        failures: dict[str, int] | None = None,
-        leave: bool = True,
-        disable: bool = False,
-    ) -> None:
-        super().__init__(total=total, desc=title, unit="episode", leave=leave, disable=disable)
-        self.failures, self.won, self.scored = failures, 0, 0
-
-    def finished(self, episode: Scored) -> None:
-        """Counts an episode that has just ended; `rollout` calls it."""
-        if episode.reward is not None:
-            self.won += episode.reward
-            self.scored += 1
-        self.update()
-        counts = {"success": f"{self.won}/{self.scored}"}
-        if self.failures is not None:
-            counts["failures"] = sum(self.failures.values())
-        self.set_postfix(counts)

@@ -26,7 +26,8 @@ from jhima.episodes import Episode, Group, Plan, Step, Task
 from jhima.failures import EnvironmentFailure
 from jhima.policy import Policy
 from jhima.prompts import Prompts, load_prompts, read_plan
-from jhima.sampler import ApiSampler, Completion, LocalSampler, Sampler, SamplerOptions
+from jhima.sampler import Completion, LocalSampler, Sampler, SamplerOptions
+from jhima.serving.api_sampler import ApiSampler
 from jhima.webarena.evaluators import Verdict, score
 from jhima.webarena.login import Guard
 from jhima.webarena.milestones import judged, request
@@ -388,12 +389,10 @@ async def rollout(
     async with asyncio.TaskGroup() as group:
         for i in range(K):
             rows.append([group.create_task(play_one(i, j)) for j in range(M)])
-    results = [row_results(row) for row in rows]
+    results = []
+    for row in rows:
+        results.append([done.result() for done in row])
     return Group(task, first, plans, results, failures)
-
-
-def row_results(row: list[asyncio.Task[Episode]]) -> list[Episode]:
-    return [done.result() for done in row]
 
 
 async def first_observation(env: Environment, task: Task) -> tuple[bytes, list[str]]:

@@ -1,8 +1,8 @@
-"""Tokens out of a policy: sampled in this process, or behind an OpenAI-compatible API.
+"""Tokens out of a policy, sampled in this process.
 
 LocalSampler runs the very Policy object that is being trained, so there is nothing to synchronise.
 Episodes are coroutines that ask for a reply when they need one; whatever requests wait when the
-model becomes free form the next batch. jhima/serving has the same from vLLM.
+model becomes free form the next batch. jhima/serving has the same from vLLM and from an API.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from jhima.episodes import Plan
-from jhima.models.openai_client import Client, image_part
 from jhima.policy import Policy
 from jhima.prompts import Prompt
 
@@ -192,33 +191,3 @@ def _choose(logits: Tensor, generators: list[torch.Generator], temperatures: lis
         if temperature:
             gumbel[row] = -(-torch.rand(logits.shape[1], generator=generator).log()).log()
     return (logits + gumbel.to(logits.device)).argmax(-1)
-
-
-class ApiSampler:
-    """Replies of a model behind an OpenAI-compatible endpoint; there are no token ids to train on.
-
-    A request that finally fails raises ApiFailure and ends the run, which the same command resumes.
-    """
-
-    def __init__(self, url: str, model: str, attempts: int = 6, timeout: float = 120.0) -> None:
-        self.client = Client(url, model, attempts, timeout)
-        self.tokens = 0  # sampled so far, for throughput
-
-    async def sync(self) -> None:
-        """Nothing to do before a rollout: this model is not trained."""
-
-    rest = sync  # nor before an update
-
-    async def sample(
-        self, prompt: Prompt, max_tokens: int, temperature: float, seed: int
-    ) -> Completion:
-        content = [{"type": "text", "text": prompt.user}, image_part(prompt.image)]
-        messages = [
-            {"role": "system", "content": prompt.system},
-            {"role": "user", "content": content},
-        ]
-        reply = await self.client.complete(
-            messages, seed, max_tokens=max_tokens, temperature=temperature
-        )
-        self.tokens += reply.completion_tokens
-        return Completion([], [], [], reply.text, reply.truncated)

@@ -1,4 +1,6 @@
-"""Imports point one way: every module imports only what stands above it in this table (README shows the same)."""
+"""Imports point one way: every module imports only what stands above it in this table (README
+shows the same).
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def modules() -> dict[str, Path]:
 
 
 def imports(path: Path, known: dict[str, Path]) -> set[str]:
-    """The modules of ours that a file imports anywhere, inside functions and for type checkers too."""
+    """The modules of ours that a file imports anywhere, inside functions and for type checkers
+    too.
+    """
     found = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):

@@ -217,8 +217,8 @@ class Plans:
     seed: int = 0
 
     def run(self) -> None:
+        from jhima.models.checkpoint_files import check_checkpoint
         from jhima.pocket.play.plans import compare
-        from jhima.policy import check_checkpoint
 
         check_checkpoint(self.actor)
         asyncio.run(compare(**vars(self)))

@@ -14,9 +14,10 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from urllib.request import Request
 
+from jhima.browser.fetch import fetch
 from jhima.browser.lease import Lease
 from jhima.episodes import Task
-from jhima.failures import EnvironmentFailure, fetch
+from jhima.failures import EnvironmentFailure
 from jhima.webarena.sites import ACCOUNTS
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,4 +1,4 @@
-"""Replies out of vLLM."""
+"""Replies out of vLLM, and of an API."""
 
 import os
 

@@ -38,9 +38,10 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import Request
 
+from jhima.browser.fetch import fetch
 from jhima.browser.lease import Lease, host_of
 from jhima.episodes import Task
-from jhima.failures import EnvironmentFailure, fetch
+from jhima.failures import EnvironmentFailure
 from jhima.webarena.checks import expect, is_list, is_object, is_text, read_json
 from jhima.webarena.login import LOGIN_FORMS
 from jhima.webarena.sites import ACCOUNTS, SITES

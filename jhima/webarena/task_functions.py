@@ -23,8 +23,9 @@ from urllib.request import Request
 
 from playwright.async_api import Page
 
+from jhima.browser.fetch import fetch
 from jhima.browser.lease import Lease
-from jhima.failures import EnvironmentFailure, fetch, within
+from jhima.failures import EnvironmentFailure, within
 from jhima.webarena.matching import OR
 
 _PAGE_FUNCTIONS = Path(__file__).with_name("page_functions.js").read_text("utf-8")

@@ -47,7 +47,8 @@ def test_a_lost_episode_leaves_its_groups_mean():
     assert torch.equal(
         grpo.decomposer_advantages(S), torch.tensor([-0.25, 0.0, 0.25])
     )  # over two plans, not three
-    # Never a zero reward: with 0 in place of NaN the first plan's mean, and all its advantages, would differ.
+    # Never a zero reward: with 0 in place of NaN the first plan's mean, and all its advantages,
+    # would differ.
     assert not torch.equal(grpo.actor_advantages(R.nan_to_num(0.0))[0], grpo.actor_advantages(R)[0])
 
 
@@ -111,7 +112,9 @@ def test_on_the_first_pass_the_gradient_is_advantage_times_score():
 
 
 def test_the_decomposers_estimate_is_k_minus_1_over_k_of_the_policy_gradient():
-    """The appendix's claim on an enumerable problem: three plans with known success rates, all K-samples enumerated."""
+    """The appendix's claim on an enumerable problem: three plans with known success rates, all
+    K-samples enumerated.
+    """
     K, q, theta = (
         3,
         torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64),
@@ -132,7 +135,9 @@ def test_the_decomposers_estimate_is_k_minus_1_over_k_of_the_policy_gradient():
 
 
 def test_simulated_groups_agree_with_the_claim():
-    """The same with M episodes of reward 0 or 1 a plan, so that S is an estimate: 200,000 simulated groups of K = 3, M = 4."""
+    """The same with M episodes of reward 0 or 1 a plan, so that S is an estimate: 200,000
+    simulated groups of K = 3, M = 4.
+    """
     groups, K, M = 200_000, 3, 4
     q, theta = (
         torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64),

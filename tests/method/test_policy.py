@@ -52,7 +52,9 @@ def test_smart_resize_equals_upstreams(size, resized):
 
 @pytest.mark.parametrize("size", [(336, 336), (364, 280), (336, 280), (84, 140), (1288, 728)])
 def test_vision_features_equal_the_stock_towers(policy, size):
-    """Whole windows, windows cut off at one edge or both, and less than two windows; two images in one batch."""
+    """Whole windows, windows cut off at one edge or both, and less than two windows; two images in
+    one batch.
+    """
     (a, grid), (b, _) = (patches(screenshot(seed, *size)) for seed in (1, 2))
     tower = policy.base.model.visual
     with torch.no_grad():
@@ -82,7 +84,9 @@ def adapter_gradients(policy, loss_of) -> torch.Tensor:
 
 @pytest.mark.parametrize("checkpointing", ["off", "on"])
 def test_gradients_equal_the_stock_paths(checkpoint, checkpointing):
-    """transformers' forward with its own tower, PEFT's own adapters, sample by sample, against one padded micro-batch."""
+    """transformers' forward with its own tower, PEFT's own adapters, sample by sample, against one
+    padded micro-batch.
+    """
     policy = load_policy(
         checkpoint, "cpu", torch.float32, lora=(4, 8), checkpointing=checkpointing
     ).train()
@@ -104,7 +108,9 @@ def test_gradients_equal_the_stock_paths(checkpoint, checkpointing):
 
 
 def test_over_bf16_the_adapters_stay_fp32_and_act_as_vllm_serves_them(checkpoint):
-    """The log-probs are exactly those of the adapters rounded to bf16; a step too small for bf16 is not lost."""
+    """The log-probs are exactly those of the adapters rounded to bf16; a step too small for bf16
+    is not lost.
+    """
     policy = load_policy(checkpoint, "cpu", torch.bfloat16, lora=(4, 8)).train()
     randomize(policy, 1)
     trainable = [p for p in policy.parameters() if p.requires_grad]
@@ -178,7 +184,9 @@ PROMPTS = [Prompt("", "Task go " * (1 + i % 4), screenshot(i % 3)) for i in rang
 
 
 def test_training_sees_the_sampled_ids_and_their_log_probs(policy):
-    """Tokens in, tokens out: the ids that were sampled, at the temperature they were sampled with, and nothing else."""
+    """Tokens in, tokens out: the ids that were sampled, at the temperature they were sampled with,
+    and nothing else.
+    """
     replies = sample_all(policy, PROMPTS)
     samples = [Sample(r.prompt_ids, p.image, r.ids) for r, p in zip(replies, PROMPTS)]
     with torch.no_grad():
@@ -212,7 +220,9 @@ def test_a_reply_does_not_depend_on_its_batch(policy):
 
 
 def test_sampling_follows_the_distribution(policy):
-    """First tokens of 600 draws against the model's own probabilities, in ten bins of about equal mass (chi-square)."""
+    """First tokens of 600 draws against the model's own probabilities, in ten bins of about equal
+    mass (chi-square).
+    """
     prompt, temperature = PROMPTS[0], 0.25
     draws = [
         r.ids[0]
@@ -300,7 +310,9 @@ def test_a_wrong_checkpoint_gives_one_clear_line(tmp_path, content, message):
 def test_compiled_layers_give_the_same_gradients_with_one_graph_for_all_lengths(
     checkpoint, monkeypatch
 ):
-    """Three: the tower's, the first layer's and the others'. Several samples at once go through the layers as they are."""
+    """Three: the tower's, the first layer's and the others'. Several samples at once go through
+    the layers as they are.
+    """
     graphs = []
 
     def counted(graph, inputs):

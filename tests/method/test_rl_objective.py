@@ -1,7 +1,7 @@
 """train_rl.py's gradients against the paper's objectives written out, and against TRL's losses.
 
-The reference knows nothing of ours but the episodes: plain Python over tasks, plans, episodes, steps and tokens, with
-log-probs by transformers' own multimodal forward pass, one sample at a time.
+The reference knows nothing of ours but the episodes: plain Python over tasks, plans, episodes,
+steps and tokens, with log-probs by transformers' own multimodal forward pass, one sample at a time.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ def adapter(policy) -> list[torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def groups(lora) -> list[Group]:
-    """Two tasks' made-up episodes; replies of different lengths; every second episode got a new plan at its second step."""
+    """Two tasks' made-up episodes; replies of different lengths; every second episode got a new
+    plan at its second step.
+    """
     rng = random.Random(0)
     words = "click Zoo Bank open page list".split()
 
@@ -156,8 +158,12 @@ def advantages(values: list[float | None], std: bool) -> list[float]:
     return [0.0 if v is None else (v - mean) / scale for v in values]
 
 
-def brute_force(policy, groups: list[Group], role: str, old: dict, args: train_rl.Args) -> torch.Tensor:
-    """Eqs. 5 to 10 with each option as its own paper states it. old: logp under the rollout's policy by sample."""
+def brute_force(
+    policy, groups: list[Group], role: str, old: dict, args: train_rl.Args
+) -> torch.Tensor:
+    """Eqs. 5 to 10 with each option as its own paper states it. old: logp under the rollout's
+    policy by sample.
+    """
     loss = torch.zeros(())
 
     def token_sum(key, prompt_ids, image, ids, sampled, A):
@@ -284,7 +290,9 @@ def test_each_flag_changes_the_gradient(lora, groups):
 
 
 def test_one_set_of_weights_adds_both_objectives(checkpoint, groups, monkeypatch):
-    """--shared, through update() and DeepSpeed: AdamW's steps on the sum of the two brute-force losses (eq. 11)."""
+    """--shared, through update() and DeepSpeed: AdamW's steps on the sum of the two brute-force
+    losses (eq. 11).
+    """
     from jhima.training.deepspeed_engine import init_distributed, make_engine
 
     args = train_rl.Args(**DEFAULTS)
@@ -331,7 +339,9 @@ def test_one_set_of_weights_adds_both_objectives(checkpoint, groups, monkeypatch
     ],
 )
 def test_loss_and_gradient_equal_trls(tmp_path, checkpoint, loss_type, beta, eps_high, tis):
-    """On one token batch, where both describe one objective: group of equal rank, one turn, fixed completion budget."""
+    """On one token batch, where both describe one objective: group of equal rank, one turn, fixed
+    completion budget.
+    """
     trl = pytest.importorskip("trl")
     from datasets import Dataset
     from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM

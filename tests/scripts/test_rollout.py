@@ -1,4 +1,6 @@
-"""What the environment breaks is retried, and leaves its group's mean if it breaks again: never a zero, never a hang."""
+"""What the environment breaks is retried, and leaves its group's mean if it breaks again: never a
+zero, never a hang.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ DEADLINE = 60.0  # for a whole episode with its retry: each wait inside has a fe
 
 
 def play(faults: list, attempts: int = 2, episode_deadline: float = 30.0):
-    """One episode whose attempt n suffers faults[n] (or none) at its first step; returns (episode, failures, seconds)."""
+    """One episode whose attempt n suffers faults[n] (or none) at its first step; returns (episode,
+    failures, seconds).
+    """
 
     async def go():
         arena, browsers = PocketArena(deadline=5), Browsers(operation=3, navigation=4)
@@ -120,7 +124,9 @@ class Scripted:
 
 
 def test_a_lost_episode_leaves_its_groups_mean(tmp_path, monkeypatch):
-    """Through the real loop: episode 1 of plan 0 always loses its site; the group's rewards hold a NaN there."""
+    """Through the real loop: episode 1 of plan 0 always loses its site; the group's rewards hold a
+    NaN there.
+    """
     import jhima.rollout
 
     real = jhima.rollout.play

@@ -1,4 +1,6 @@
-"""The real scripts on three tasks, stage after stage, until reward rises; then the same commands again."""
+"""The real scripts on three tasks, stage after stage, until reward rises; then the same commands
+again.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ TIMEOUT = 300
 
 
 def environ() -> dict[str, str]:
-    """What children see: a test of this process may have been a rank of its own, and left its launcher's variables."""
+    """What children see: a test of this process may have been a rank of its own, and left its
+    launcher's variables.
+    """
     return {
         k: v
         for k, v in os.environ.items()
@@ -45,7 +49,9 @@ def run(*command: object, check: bool = True, **more) -> subprocess.CompletedPro
 
 @pytest.fixture(scope="module")
 def sft(tmp_path_factory):
-    """Demonstrations, annotations and both fine-tuned models of three map tasks; the actor is stopped early, unsure."""
+    """Demonstrations, annotations and both fine-tuned models of three map tasks; the actor is
+    stopped early, unsure.
+    """
     from jhima.pocket.tasks.generate import task_list
     from jhima.pocket.teacher import MODEL, serve_teacher
 
@@ -143,7 +149,7 @@ def test_sft_learns(sft):
 
 @pytest.mark.parametrize("role", ["decomposer", "actor"])
 def test_both_models_beat_their_untrained_selves_in_the_sampler(sft, role):
-    """Likeliest replies to what was demonstrated: how many are the demonstration's, to the letter."""
+    """Likeliest replies to what was demonstrated: how many equal the demonstration's."""
     import torch
 
     from jhima.data.scalecua import read_annotations, read_meta, read_trajectory
@@ -177,7 +183,9 @@ def test_both_models_beat_their_untrained_selves_in_the_sampler(sft, role):
 
 
 def test_joint_rl_raises_the_reward_and_resumes(sft):
-    """Seven batches of 30 episodes in a real browser. The run is killed once on the way and goes on where it was."""
+    """Seven batches of 30 episodes in a real browser. The run is killed once on the way and goes
+    on where it was.
+    """
     command = [sys.executable, *map(str, rl(sft, "--epochs", 7))]
     killed = subprocess.Popen(
         command, cwd=ROOT, env=environ(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

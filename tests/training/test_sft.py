@@ -22,7 +22,7 @@ from scalecua import demonstrations, sample, write_data, write_image
 from transformers import AutoImageProcessor, AutoTokenizer
 
 import train_sft
-from jhima.policy import check_checkpoint
+from jhima.models.checkpoint_files import check_checkpoint
 
 PLAN = [{"title": "Open it", "goal": "it is open"}, {"title": "Read it", "goal": "it is read"}]
 
