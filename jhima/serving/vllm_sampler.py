@@ -260,15 +260,20 @@ def with_engines(
 ) -> list[VllmSampler]:
     """A sampler for each policy, on an engine of its own. The engines end with `stack`.
 
-    They start at the same time, in threads; an engine joins the event loop that first asks it.
+    They start, and stop, at the same time, in threads: each takes seconds even for a small model.
+    An engine joins the event loop that first asks it.
     """
     print(f"waiting for {len(policies)} vLLM engines (1 to 2 minutes for 7B)", file=sys.stderr)
     with _environment(policies[0].device), ThreadPoolExecutor(len(policies)) as pool:
         starts = [pool.submit(_engine_of, policy, kv_gib) for policy in policies]
-    for start in starts:
-        if start.exception() is None:  # before a failed start raises: the others must end, too
-            stack.callback(stop_engine, start.result())
+    # Before a failed start raises: the others must end, too.
+    stack.callback(_stop_engines, [start.result() for start in starts if not start.exception()])
     return [VllmSampler(policy, start.result()) for policy, start in zip(policies, starts)]
+
+
+def _stop_engines(engines: list[AsyncLLM]) -> None:
+    with ThreadPoolExecutor(max(1, len(engines))) as pool:
+        list(pool.map(stop_engine, engines))
 
 
 def _engine_of(policy: Policy, kv_gib: float) -> AsyncLLM:
