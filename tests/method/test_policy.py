@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import doctest
 import io
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from jhima.models.positions import expand, mrope_positions
 from jhima.models.vision import vision_features
 from jhima.policy import Sample, load_policy, save_policy
 from jhima.prompts import Prompt
-from jhima.sampler import LocalSampler
+from jhima.sampler import LocalSampler, Request, generate
 
 
 @pytest.mark.parametrize("module", [jhima.policy, jhima.models.vision])
@@ -342,5 +343,34 @@ def test_compiled_layers_give_the_same_gradients_with_one_graph_for_all_lengths(
         assert torch.allclose(gradient(3), plain, atol=1e-4) and len(graphs) == 3
         policy.checkpointing = "on"
         assert torch.allclose(gradient(1), plain, atol=1e-4)
+    finally:
+        torch.compiler.reset()
+
+
+def test_samplers_in_two_threads_run_uncompiled_and_leave_the_update_compiled(
+    checkpoint, monkeypatch
+):
+    compiled_calls = []
+
+    def counted(graph, inputs):
+        run = aot_eager(graph, inputs)
+        return lambda *values: compiled_calls.append(1) or run(*values)
+
+    aot_eager, compile_ = torch._dynamo.lookup_backend("aot_eager"), torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda f, **options: compile_(f, backend=counted, **options)
+    )
+    policy = load_policy(checkpoint, "cpu", torch.float32, lora=(4, 8)).eval()
+    samples = make_samples(policy, 2)
+    policy.encode([s.image for s in samples])  # the tower is compiled for sampling, too
+    policy.compile()
+    try:
+        requests = [Request(s.prompt_ids, s.image, 4, 1.0, seed=0) for s in samples]
+        with ThreadPoolExecutor(2) as threads:
+            replies = list(threads.map(lambda request: generate(policy, [request]), requests * 2))
+        assert len(replies) == 4 and not compiled_calls
+        policy.train()
+        policy(samples[:1]).sum().backward()
+        assert compiled_calls
     finally:
         torch.compiler.reset()
