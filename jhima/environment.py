@@ -49,12 +49,12 @@ class EnvironmentOptions:
     """the pocket arena at 1280x720 with longer, shuffled lists"""
     sites: Path | None = None
     """sites.json: WebArena's replicas, accounts and resets, as jhima/webarena/replicas.py describes
-    (default: the pocket arena)"""
+    (None: the pocket arena)"""
     published_rules: bool = False
     """must_include and URLs as WebArena-Lite-v2's harness reads them, to compare with published
     numbers (jhima/webarena/evaluators.py)"""
     judge_url: str | None = None
-    """OpenAI-compatible endpoint for fuzzy_match (default: OpenAI's; pocket: its own)"""
+    """OpenAI-compatible endpoint for fuzzy_match (None: OpenAI's; pocket lists: their own)"""
     judge_model: str = "gpt-5.2-codex"
     """the judge's name there"""
     concurrency: int = 32
