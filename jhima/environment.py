@@ -150,7 +150,7 @@ def check_environment(options: EnvironmentOptions, tasks: Sequence[Task], world:
             print(f"warning: {options.sites}: {warning}", file=sys.stderr)
         Replicas(replicas, world=world)
         return
-    missing = {site for task in tasks for site in task.sites} - set(SITES)
+    missing = set().union(*(task.sites for task in tasks)) - set(SITES)
     if missing:
         names = ", ".join(sorted(missing))
         raise ValueError(f"--sites: expected a sites.json, for the pocket arena has no {names}")
