@@ -6,7 +6,7 @@ advantage 0.
 
 How it differs from textbook GRPO, as in the paper's section 4.3 (Dr. GRPO, Liu et al. 2025):
 1. no division by the group's standard deviation (normalize_std=True brings it back),
-2. no division by the response's length (normalize_length=True and a weight of 1 / length bring it
+2. no division by the response's length (normalize_length=True and each token's weight bring it
    back): a loss is a SUM over tokens, divided by a constant that is fixed before the rollout, so
    splitting samples into micro-batches and GPUs, sorting or skipping them cannot change it,
 3. the baseline of an actor's episode is the mean under the same plan; of a plan, the mean over the
@@ -24,9 +24,11 @@ DELTA = 1e-4  # keeps the division by a group's standard deviation finite
 def _centred(x: Tensor, normalize_std: bool) -> Tensor:
     """x minus its mean over the last dimension, NaN aside.
 
-    normalize_std: divided by (its standard deviation + DELTA).
+    Exactly 0 for what equals the mean: in floats three plans of 5/7 have a mean that is 6e-8 off,
+    and would be trained on that. normalize_std: divided by (its standard deviation + DELTA).
     """
-    advantage = x - x.nanmean(-1, keepdim=True)
+    mean = x.nanmean(-1, keepdim=True)
+    advantage = (x - mean).masked_fill(torch.isclose(x, mean, rtol=1e-5, atol=0.0), 0.0)
     if normalize_std:
         advantage = advantage / (advantage.square().nanmean(-1, keepdim=True).sqrt() + DELTA)
     return advantage.nan_to_num(nan=0.0)
@@ -92,9 +94,10 @@ def clipped_surrogate(
 
 
 def k3(logp: Tensor, logp_ref: Tensor) -> Tensor:
-    """D_KL of eqs. 7 and 10 by the k3 estimator: exp(d) - d - 1 with d = logp_ref - logp.
+    """D_KL(pi || pi_ref) of eqs. 7 and 10 by the k3 estimator: exp(d) - d - 1, d = logp_ref - logp.
 
-    Both [n]; returns [n] >= 0.
+    Its mean is the divergence where the tokens were drawn from pi, the first argument. Both [n];
+    returns [n] >= 0.
 
     >>> k3(torch.tensor([-1.0, -1.0]), torch.tensor([-1.0, -2.0]))
     tensor([0.0000, 0.3679])
@@ -131,10 +134,10 @@ def policy_loss(
     """Eqs. 7 and 10, negated: -sum over tokens of weight * (correction * surrogate - beta * KL),
     divided by one constant.
 
-    In the paper `correction` (sampler_correction) and `weight` (1 / length, see loss_constants)
-    are 1. logp, logp_old, advantage, logp_ref, correction, weight [n]: one entry per sampled
-    token, of any number of samples. The losses of disjoint sets of tokens add up to the loss of
-    their union, whatever the split.
+    In the paper `correction` (sampler_correction) and `weight` (see loss_constants) are 1. logp,
+    logp_old, advantage, logp_ref, correction, weight [n]: one entry per sampled token, of any
+    number of samples. The losses of disjoint sets of tokens add up to the loss of their union,
+    whatever the split.
 
     >>> one, zero = torch.ones(2), torch.zeros(2)
     >>> policy_loss(zero, zero, torch.tensor([1.0, -0.5]), constant=4.0)
@@ -160,8 +163,9 @@ def loss_constants(
 
     An actor's episode may take T actions of `action_tokens` tokens, so its budget is
     T * action_tokens. Fixed before the rollout: nothing that happens in it, not even a lost
-    episode, changes how much one token weighs. With normalize_length (standard GRPO) each token
-    weighs 1 / its sequence's length instead.
+    episode, changes how much one token weighs. With normalize_length each token has a weight
+    instead: of a plan 1 / its length (standard GRPO), of an action 1 / |tau| x 1 / |a|, the
+    episode's actions and the action's tokens (M-GRPO, Wei et al. 2025).
 
     >>> loss_constants(tasks=8, K=3, M=7, T=15, action_tokens=64, plan_tokens=256)
     (161280.0, 6144.0)

@@ -133,7 +133,7 @@ class TokenSums:
         r = grpo.token_ratio(logp, old)  # [n]
         # The only tokens whose gradient clipping removes:
         low, high = (r < self.low) & (A < 0), (r > self.high) & (A > 0)
-        kl = grpo.k3(logp, old).sum()
+        kl = grpo.k3(old, logp).sum()  # the tokens are samples of the old policy
         sums = (loss, logp.numel(), low.sum(), high.sum(), kl, entropy.sum(), gap.sum())
         for i, value in enumerate(sums):
             self.sums[i] += value

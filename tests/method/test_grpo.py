@@ -52,6 +52,28 @@ def test_a_lost_episode_leaves_its_groups_mean():
     assert not torch.equal(grpo.actor_advantages(R.nan_to_num(0.0))[0], grpo.actor_advantages(R)[0])
 
 
+def test_equal_scores_give_exactly_zero():
+    """In floats the mean of equal numbers may not equal them: 5/7 three times is 6e-8 off."""
+    for K, M, dtype in itertools.product(range(1, 9), range(1, 23), (torch.float32, torch.float64)):
+        wins = torch.arange(M + 1)[:, None, None]  # of every plan, in group 0 to M
+        R = (torch.arange(M) < wins).expand(-1, K, -1).to(dtype)  # [M + 1, K, M]
+        for std in (False, True):
+            tied = grpo.decomposer_advantages(grpo.plan_scores(R), std)
+            assert not tied.any(), (K, M, dtype, std)
+            uniform = grpo.actor_advantages(R[[0, -1]], std)  # all lost, all won
+            assert not uniform.any(), (K, M, dtype, std)
+    assert not grpo.actor_advantages(torch.full((2, 3, 7), 0.1 + 0.2 / 3), True).any()  # milestones
+
+
+def test_a_score_that_is_the_mean_gives_exactly_zero_and_no_other_does():
+    for M in range(1, 23):
+        for wins in itertools.product(range(0, M + 1, max(1, M // 7)), repeat=3):
+            A = grpo.decomposer_advantages(torch.tensor(wins) / M, normalize_std=True)
+            assert [a == 0 for a in A.tolist()] == [3 * w == sum(wins) for w in wins], (M, wins)
+    lost = torch.tensor([[1.0] * 4 + [float("nan")] * 3, [1.0] * 7])  # 4 of 4 known, and 7 of 7
+    assert not grpo.decomposer_advantages(grpo.plan_scores(lost)).any()
+
+
 def test_std_normalisation_is_that_of_the_group():
     R = torch.tensor([[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]])
     expected = (R - R.mean(-1, keepdim=True)) / (R.std(-1, correction=0, keepdim=True) + grpo.DELTA)

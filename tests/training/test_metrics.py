@@ -8,9 +8,11 @@ from argparse import Namespace
 from types import ModuleType
 
 import pytest
+import torch
 
 from jhima.actions import Action, Turn
 from jhima.episodes import Episode, Group, Plan, Step, Task
+from jhima.policy import Sample
 from jhima.training import checkpoints, metrics
 
 TASK = Task("t", (), "", "", {})
@@ -99,6 +101,26 @@ def test_lost_plans_leave_no_nan(rewards):
     row = metrics.rollout_metrics([group(rewards)], 1, 6, 4)
     json.dumps(row, allow_nan=False)
     assert row.get("reward") == (None if rewards[1][0] is None else 0.5)
+
+
+def test_tied_plans_carry_no_signal():
+    """Three plans of 5/7 each, whose mean is not 5/7 in floats."""
+    row = metrics.rollout_metrics([group([[1] * 5 + [0] * 2] * 3)], 1, 6, 4)
+    assert row["decomposer/no_signal"] == 1.0
+
+
+@pytest.mark.parametrize("old", [(4, 2, 1, 1), (1, 1, 1, 5), (1, 1, 1, 1)])
+@pytest.mark.parametrize("new", [(1, 1, 1, 5), (2, 3, 2, 1), (1, 1, 1, 1)])
+def test_approx_kl_is_the_divergence_from_the_policy_that_sampled(old, new):
+    """Tokens in the old policy's exact shares: the estimate's mean is KL(old || new) itself."""
+    p, q = (torch.tensor(shares, dtype=torch.float64) / sum(shares) for shares in (old, new))
+    tokens = torch.repeat_interleave(torch.arange(4), torch.tensor(old))
+    sample = Sample([1], b"", tokens.tolist(), 1.0, p.log()[tokens].tolist())
+    sums = metrics.TokenSums(torch.device("cpu"), 0.2, None)
+    zero = torch.zeros(())
+    sums.add([sample], q.log()[tokens], p.log()[tokens], zero, zero)
+    kl = sums.sums[metrics.TokenSums.NAMES.index("approx_kl")] / len(tokens)
+    assert kl.item() == pytest.approx((p * (p / q).log()).sum().item(), abs=1e-12)
 
 
 def test_a_tracker_is_imported_only_when_asked_for(tmp_path, monkeypatch):
