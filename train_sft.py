@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import shutil
 import signal
 import sys
@@ -33,7 +34,7 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset, Subset
 from tqdm import tqdm
 
 from jhima import cli
@@ -296,9 +297,9 @@ def train_step(engine, packed: PackedPolicy, batch: Batch, lr: float) -> dict:
 @torch.no_grad()
 def evaluate(run: Run) -> dict:
     """Loss and accuracy per token on the samples that were held back."""
-    shown = min(len(run.held_back), MAX_EVALUATED)
+    part = evaluated(run.held_back, run.args.seed)
     loss = right = tokens = 0.0
-    for batch in loader(run, run.held_back, replace(run.order, count=shown, epochs=1, start=0)):
+    for batch in loader(run, part, replace(run.order, count=len(part), epochs=1, start=0)):
         tokens += batch.tokens
         for pack_loss, hits in losses(run.engine, run.packed, batch):
             loss += pack_loss.item()
@@ -309,6 +310,15 @@ def evaluate(run: Run) -> dict:
         "eval_accuracy": right / max(tokens, 1),
         "eval_tokens": int(tokens),
     }
+
+
+def evaluated(held_back: Dataset, seed: int) -> Subset:
+    """What every evaluation of a run is on: of many samples the same few, drawn from all of them.
+
+    They lie data set by data set, so the first ones would be those of the first data set alone.
+    """
+    shown = min(len(held_back), MAX_EVALUATED)
+    return Subset(held_back, random.Random(seed).sample(range(len(held_back)), shown))
 
 
 def losses(engine, packed: PackedPolicy, batch: Batch) -> Iterator[tuple[Tensor, float]]:
@@ -342,7 +352,7 @@ def schedule(number: int, steps: int, warmup: float) -> float:
 # ---- data ----
 
 
-def loader(run: Run, part: Supervision, order: Batches) -> DataLoader:
+def loader(run: Run, part: Dataset, order: Batches) -> DataLoader:
     workers = run.args.workers
     if workers is None:
         workers = 2 if torch.cuda.is_available() else 0

@@ -216,6 +216,18 @@ def test_what_was_left_out_is_counted(data, checkpoint, tmp_path):
     )
 
 
+def test_evaluation_draws_from_all_that_is_held_back(monkeypatch):
+    """Samples lie data set by data set; every run of a seed evaluates on the same ones."""
+    monkeypatch.setattr(train_sft, "MAX_EVALUATED", 30)
+    held_back = ["first"] * 700 + ["second"] * 200 + ["third"] * 100
+    drawn = train_sft.evaluated(held_back, seed=0)
+    assert len(drawn) == len(set(drawn.indices)) == 30
+    assert {drawn[i] for i in range(30)} == {"first", "second", "third"}
+    assert drawn.indices == train_sft.evaluated(held_back, seed=0).indices
+    assert drawn.indices != train_sft.evaluated(held_back, seed=1).indices
+    assert sorted(train_sft.evaluated(held_back[:20], seed=0).indices) == list(range(20))
+
+
 def test_another_run_of_the_same_name_is_refused(data, checkpoint, tmp_path, monkeypatch):
     out = tmp_path / "out"
     out.mkdir()
