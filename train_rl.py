@@ -112,7 +112,8 @@ class Method:
     normalize_std: bool = False
     """divide advantages by their group's standard deviation"""
     normalize_length: bool = False
-    """divide a sequence's loss by its length, not by the token budget"""
+    """divide a plan's loss by its tokens, an episode's by its actions and each action's by its
+    tokens (as M-GRPO does), not by the token budget"""
     train: Literal["both", "decomposer", "actor"] = "both"
     """roles to update"""
     alternate: int | None = None
@@ -377,19 +378,8 @@ async def play_batch(
     with EpisodeBar("rollout", episodes, env.failures, leave=False, disable=hidden) as bar:
         async with asyncio.TaskGroup() as group:
             for task in tasks:
-                group.create_task(
-                    rollout(
-                        env,
-                        agents,
-                        task,
-                        K=args.K,
-                        M=args.M,
-                        T=args.T,
-                        sampling=sampling,
-                        folder=folder / task.id,
-                        finished=bar.finished,
-                    )
-                )
+                sizes, place = (args.K, args.M, args.T), folder / task.id
+                group.create_task(rollout(env, agents, task, *sizes, sampling, place, bar.finished))
 
 
 def task_batches(tasks: list[Task], args: Args) -> list[list[Task]]:
@@ -431,10 +421,10 @@ def actor_samples(groups: list[Group], args: Args) -> list[Sample]:
         A = grpo.actor_advantages(R, args.normalize_std)  # [K, M]
         for i, episodes in enumerate(group.episodes):
             for j, episode in enumerate(episodes):
-                weight = 1.0
-                if args.normalize_length:
-                    weight = 1 / max(1, sum(len(s.ids) for s in episode.steps))
                 for s in episode.steps:
+                    weight = 1.0
+                    if args.normalize_length:
+                        weight = 1 / (len(episode.steps) * len(s.ids))
                     samples.append(
                         Sample(s.prompt_ids, s.screenshot, s.ids, float(A[i, j]), s.logps, weight)
                     )
@@ -503,13 +493,7 @@ def samples_of_rank(
 def loss_constants(args: Args, tasks: int) -> dict[str, float]:
     """Z: what each role's loss is divided by in a batch of so many tasks."""
     actor, decomposer = grpo.loss_constants(
-        tasks=tasks,
-        K=args.K,
-        M=args.M,
-        T=args.T,
-        action_tokens=args.action_tokens,
-        plan_tokens=args.plan_tokens,
-        normalize_length=args.normalize_length,
+        tasks, args.K, args.M, args.T, args.action_tokens, args.plan_tokens, args.normalize_length
     )
     return {"actor": actor, "decomposer": decomposer}
 

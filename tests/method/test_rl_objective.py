@@ -207,10 +207,8 @@ def brute_force(
                 steps = g.episodes[i][j].steps
                 for t, s in enumerate(steps):
                     if role == "actor":
-                        length = (
-                            sum(len(s.ids) for s in steps)
-                            if args.normalize_length
-                            else T * ACTION_TOKENS
+                        length = (  # M-GRPO's 1/|tau| x 1/|a|
+                            len(steps) * len(s.ids) if args.normalize_length else T * ACTION_TOKENS
                         )
                         loss = loss - token_sum(
                             (b, i, j, t), s.prompt_ids, s.screenshot, s.ids, s.logps, A
@@ -342,7 +340,7 @@ def test_loss_and_gradient_equal_trls(tmp_path, checkpoint, loss_type, beta, eps
     """On one token batch, where both describe one objective: group of equal rank, one turn, fixed
     completion budget.
     """
-    trl = pytest.importorskip("trl")
+    import trl
     from datasets import Dataset
     from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
