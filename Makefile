@@ -1,4 +1,5 @@
 # make demo: the whole method on this machine, stage by stage.   make ablation: then, Table 2.   make test: the tests.
+# make gpu-check: the same stages with vLLM on this machine's GPU, the small model's and the 7B's shape.
 # All set up what they need.
 # CHROMIUM=/path/to/chromium uses that browser; PYTHON=python3.12 another interpreter; VENV=DIR another environment.
 PYTHON ?= python3
@@ -12,7 +13,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM = false
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 
-.PHONY: setup demo ablation test clean
+.PHONY: setup demo ablation test gpu-check clean
 .DELETE_ON_ERROR:
 
 # Chromium: CHROMIUM, one on PATH, (as root) Debian's package, or Playwright's download.
@@ -37,6 +38,10 @@ test: setup
 	$(py) -m ruff check .
 	$(py) -m ruff format --check .
 	$(py) -m pytest -q -n 2 --dist loadfile tests
+
+gpu-check: setup
+	$(py) benchmarks/pipeline.py pocket
+	$(py) benchmarks/pipeline.py 7b
 
 # ---- The demo: the pipeline of the README on the pocket arena, with settings for two CPU cores ----
 

@@ -3,6 +3,7 @@
     python benchmarks/pipeline.py pocket                   # one GPU: 5 minutes
     python benchmarks/pipeline.py 7b                       # one H200: random weights, 7B's shape
     python benchmarks/pipeline.py 7b --gpu-gib 80          # ... with 80 GB, from its checkpoints
+    python benchmarks/pipeline.py quick                    # few tasks, vLLM in RL alone, no kill
     python benchmarks/pipeline.py quick --sampler local    # no GPU, no vLLM
 
 Demonstrations, annotation, fine-tuning of both roles, evaluation, joint RL that is killed (SIGKILL)
@@ -44,7 +45,8 @@ from jhima.pocket.teacher import MODEL, serve_teacher
 
 MARK = "JHIMA_PIPELINE"  # in the environment of every process that a stage starts
 DEEPSPEED = ("-m", "deepspeed.launcher.runner")  # what the command `deepspeed` runs
-END_SECONDS = 10  # from the adapters' last file to the end of the process
+# From the adapters' last file to the end of the process; without a GPU, engines share few cores.
+END_SECONDS = 10 if torch.cuda.is_available() else 60
 
 
 @dataclass
@@ -72,6 +74,8 @@ class Part:
     actor: str
     rl: str
     evaluation: str
+    vllm_evaluates: bool = True  # with vLLM; a CPU needs minutes to start its engines
+    killed: bool = True  # RL, in its second batch
 
 
 TOKENS = "--plan-tokens 64 --action-tokens 48"
@@ -92,6 +96,8 @@ PARTS = {
         actor="--micro-batch 8 --accumulate 1 --lr 5e-4",
         rl=f"--K 2 --M 2 --T 3 --beta 0.01 --tasks-per-batch 1 --micro-batch 16 {TOKENS}",
         evaluation=f"--limit 2 --runs 1 --T 3 {TOKENS}",
+        vllm_evaluates=False,
+        killed=False,
     ),
     "7b": Part(
         model="7b",
@@ -230,7 +236,7 @@ def write_random_7b(folder: Path) -> None:
 
 
 def reinforce(pipe: Pipeline, name: str) -> Path:
-    """Two batches of RL, killed in the middle of the second, and resumed. Returns the run."""
+    """Two batches of RL, which the same command resumes where it was killed. Returns the run."""
     out = pipe.out / name
     command = f"train_rl.py {pipe.engine} {pipe.models} --out {out} --tasks pocket-rl"
     command = [*DEEPSPEED, *f"{command} --limit-batches 2 {pipe.part.rl}".split()]
@@ -246,7 +252,7 @@ def reinforce(pipe: Pipeline, name: str) -> Path:
             raise Wrong(f"{name}: exit status 0 after it was killed")
         return "in its second batch"
 
-    def resume() -> str:
+    def finish() -> str:
         pipe.run(name, *command)
         seconds = time.time() - max(path.stat().st_mtime for path in adapters)
         if seconds > END_SECONDS:
@@ -261,8 +267,9 @@ def reinforce(pipe: Pipeline, name: str) -> Path:
             f"log-prob gap {rows[0]['actor/sampler_gap']:.4f}"
         )
 
-    pipe.stage(f"{name}, killed", out / "metrics.jsonl", kill)
-    pipe.stage(f"{name}, resumed", adapters[-1], resume)
+    if pipe.part.killed:
+        pipe.stage(f"{name}, killed", out / "metrics.jsonl", kill)
+    pipe.stage(name, adapters[-1], finish)
     return out
 
 
@@ -332,11 +339,13 @@ def main() -> None:
         if args.gpu_gib:
             suffix, held = f"-{args.gpu_gib:g}", leave_gib(args.gpu_gib)
             pipe.held = held.numel() / 2**30
-        evaluate(pipe, f"before{suffix}", pipe.engine)
+        local = "--sampler local"
+        engine = pipe.engine if pipe.part.vllm_evaluates else local
+        evaluate(pipe, f"before{suffix}", engine)
         rl = reinforce(pipe, f"rl{suffix}")
-        after = evaluate(pipe, f"after{suffix}", pipe.engine, rl)
-        if args.sampler == "vllm":
-            compare(after, evaluate(pipe, f"after-local{suffix}", "--sampler local", rl), pipe)
+        after = evaluate(pipe, f"after{suffix}", engine, rl)
+        if engine != local:
+            compare(after, evaluate(pipe, f"after-local{suffix}", local, rl), pipe)
         report(pipe, rl)
     except Wrong as wrong:
         sys.exit(f"pipeline: {wrong}")

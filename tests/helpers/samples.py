@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import multiprocessing
+import os
 import socket
 from pathlib import Path
 
@@ -30,6 +31,17 @@ def start_process(target, *args: object) -> multiprocessing.Process:
     process = context.Process(target=target, args=args)
     process.start()
     return process
+
+
+def environ() -> dict[str, str]:
+    """What children see: a test may have made this process a rank, and left a launcher's
+    variables.
+    """
+    return {
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith("MASTER_") and k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+    }
 
 
 def free_port() -> int:

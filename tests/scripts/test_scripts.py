@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import subprocess
 import sys
 import time
 
 import pytest
-from samples import ROOT
+from samples import ROOT, environ
 
 INTENTS = (
     "Show me the page of the Zoo.",
@@ -20,17 +19,6 @@ INTENTS = (
     "Save the Hotel to my places.",
 )
 TIMEOUT = 300
-
-
-def environ() -> dict[str, str]:
-    """What children see: a test of this process may have been a rank of its own, and left its
-    launcher's variables.
-    """
-    return {
-        k: v
-        for k, v in os.environ.items()
-        if not k.startswith("MASTER_") and k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-    }
 
 
 def run(*command: object, check: bool = True, **more) -> subprocess.CompletedProcess:
