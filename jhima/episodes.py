@@ -2,6 +2,7 @@
 
     RUN/rollouts/<batch>/<task>/group.json, first.png       a task's plans, and o_0 that they saw
     RUN/rollouts/<batch>/<task>/p<i>_e<j>/episode.json, step_*.png       episode j under plan i
+    RUN/rollouts/<batch>/<task>/p<i>_e<j>/last.png       o_T, what its last action led to
 
 A file appears whole or not at all, and an episode's JSON after its screenshots: a rollout that was
 killed is finished by running it again, and no finished episode is played twice.
@@ -89,7 +90,8 @@ class Episode:
 
     failures: the kind of every attempt's failure, retried ones too. thinking: how many of
     `seconds` it waited for replies. milestones: which subtasks a judge saw completed (--milestone),
-    None without a verdict. urls: where its sites were, for a task's URLs have placeholders.
+    None without a verdict. urls: where its sites were, for a task's URLs have placeholders. last:
+    o_T, the screenshot after the last action; empty where the environment failed before it.
     """
 
     task_id: str
@@ -107,6 +109,7 @@ class Episode:
     thinking: float = 0.0
     milestones: list[bool] | None = None
     urls: dict[str, str] = field(default_factory=dict)
+    last: bytes = b""
 
 
 @dataclass
@@ -181,7 +184,11 @@ def save_episode(folder: Path, e: Episode) -> None:
         row["plan"] = asdict(step.plan) if step.plan else None
         del row["turn"]
         rows.append(row)
-    write_whole(episode_folder / "episode.json", _dump(_fields_of(e) | {"steps": rows}))
+    last = "last.png" if e.last else ""
+    if last:
+        write_whole(episode_folder / last, e.last)
+    content = _fields_of(e) | {"steps": rows, "last": last}
+    write_whole(episode_folder / "episode.json", _dump(content))
 
 
 def load_episode(folder: Path, plan: int, episode: int) -> Episode | None:
@@ -192,6 +199,8 @@ def load_episode(folder: Path, plan: int, episode: int) -> Episode | None:
     try:
         content = json.loads(path.read_text("utf-8"))
         content["steps"] = [_read_step(row, path.parent) for row in content["steps"]]
+        if last := content.pop("last", ""):  # earlier versions kept none
+            content["last"] = (path.parent / last).read_bytes()
         return Episode(**content)
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(

@@ -198,6 +198,7 @@ class Played:
     answer: str = ""
     final_url: str = ""
     urls: dict[str, str] = field(default_factory=dict)  # where its sites were
+    last: bytes = b""  # o_T
     verdict: Verdict | None = None
     thinking: float = 0.0
 
@@ -226,7 +227,7 @@ async def play(env: Environment, task: Task, act: Act, T: int, dialect: Dialect 
             played.steps.append(step_of(observation, turn, note, reply))
             if ended:
                 break
-        await session.observe()  # lets the last action take effect before it is judged
+        played.last = (await session.observe()).png  # once the last action has taken effect
         played.verdict = await score(task, lease, session, played.answer, env.judge, env.published)
         played.final_url = session.page.url
         return played
@@ -332,6 +333,7 @@ async def episode(
         failures=[failure.kind for failure in failures],
         thinking=round(played.thinking, 2),
         urls=played.urls,
+        last=played.last,
     )
 
 

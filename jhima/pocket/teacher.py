@@ -142,19 +142,25 @@ def _judge_answer(reference: str, reply: str) -> str:
 def _judge_subtasks(query: dict, images: Sequence[str]) -> str:
     """One line with the reason per subtask, then one with the verdict per subtask.
 
-    images: one before each step, if there are any. An operation after which the screenshot is the
-    same did nothing. No screenshot follows the last operation, which counts as done.
+    images: one before each step and one after the last (which earlier versions did not send), if
+    there are any. An operation after which the screenshot is the same did nothing, unless it gave
+    the answer or ended the episode.
     """
-    operations = [str(step.get("operation")) for step in query["steps"]]
-    if len(images) == len(operations):
-        changes = zip(operations, images, [*images[1:], ""])
-        operations = [operation for operation, before, after in changes if before != after]
+    steps = query["steps"]
+    if len(images) >= len(steps):
+        changes = zip(steps, images, [*images[1:], ""])
+        steps = [step for step, before, after in changes if before != after or _ends(step)]
+    operations = [str(step.get("operation")) for step in steps]
     reasons, verdicts = [], []
     for number, subtask in enumerate(query["subtasks"], 1):
         done, reason = judge_subtask(str(subtask), str(query["task"]), operations)
         reasons.append(f"{number}. {reason}")
         verdicts.append(f"SUBTASK {number}: {'done' if done else 'not done'}")
     return "\n".join(reasons + verdicts)
+
+
+def _ends(step: dict) -> bool:
+    return any(action.get("kind") in ("answer", "stop") for action in step.get("actions", ()))
 
 
 def annotate(solution: Solution, operations: list[str], brief: bool = False) -> str:

@@ -427,16 +427,21 @@ function drawEpisode(group) {
 }
 
 function drawFrame(step, t) {
-  const what = step.error || step.actions.map(action => action.kind).join(", ") || "nothing";
+  const kinds = step.actions.map(action => action.kind).join(", ");
+  const what = step.end ? "the end" : `${t}  ${step.error || kinds || "nothing"}`;
   return button(
     "frame",
     () => show({step: t}),
-    screenshot(step, `Step ${t}`),
-    el("span", step.error ? "bad" : "", `${t}  ${what}`),
+    screenshot(step, step.end ? "The end" : `Step ${t}`),
+    el("span", step.error ? "bad" : "", what),
   );
 }
 
 function drawStep(step, t) {
+  if (step.end) {
+    const shot = screenshot(step, "Screenshot after the last step");
+    return el("article", "step", shot, el("p", "meta", "After the last step"));
+  }
   return el(
     "article",
     "step",

@@ -169,12 +169,17 @@ def _plan_views(group: GroupRecord, R: Tensor, normalize_std: bool) -> list[dict
 
 
 def _episode_view(e: EpisodeRecord, advantage: float, page: Page) -> dict[str, Any]:
-    """`steps` is null where they are not shown, and `absent` says why."""
+    """`steps` is null where they are not shown, and `absent` says why.
+
+    After the steps comes what the last one led to, with `end` set.
+    """
     steps, absent, judged = None, ABSENT, None
     if e.folder in page.chosen:
         try:
             episode = load_episode(e.folder.parent, e.plan, e.number)
             steps = [_step_view(step, page.images) for step in episode.steps]
+            if episode.last and steps:
+                steps.append(_end_view(steps[-1], page.images.screenshot(episode.last)))
         except MALFORMED as error:
             absent = f"The steps cannot be read: {error}"
     if verdicts := page.verdicts.get(episode_key(e)):
@@ -211,6 +216,11 @@ def _step_view(step: Step, images: Images) -> dict[str, Any]:
         "warnings": turn.warnings[:20],
         "actions": [_action_view(action) for action in turn.actions[:20]],
     }
+
+
+def _end_view(step: dict[str, Any], image: str | None) -> dict[str, Any]:
+    size = {name: step[name] for name in ("width", "height")}
+    return {"end": True, "image": image, "actions": [], **size}
 
 
 def _action_view(action: Action) -> dict[str, Any]:

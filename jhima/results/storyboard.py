@@ -245,6 +245,8 @@ def of_episode(folder: Path) -> Image.Image:
         caption = f"{number}. {step.turn.operation or step.turn.error or step.reply}"
         size = step.width, step.height
         frames.append(Frame(step.screenshot, caption, step.turn.actions, size))
+    if episode.last:
+        frames.append(Frame(episode.last, "After the last step"))
     return storyboard(_notes(group, record), frames)
 
 

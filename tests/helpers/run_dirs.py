@@ -158,5 +158,6 @@ def save_task(
                     [] if failure else [check],
                     4.2,
                     0,
+                    last=steps[-1].screenshot,
                 ),
             )

@@ -171,7 +171,7 @@ def test_click_and_keys_walk_through_tasks_episodes_and_steps(report, open_page)
     assert page.locator(".episode h3").inner_text().startswith("Plan 2, episode 6")
     page.keyboard.press("ArrowUp")
     assert page.locator(".episode h3").inner_text().startswith("Plan 2, episode 5")
-    assert page.locator(".frame").count() == len(TURNS)
+    assert page.locator(".frame").count() == len(TURNS) + 1
     for turn in TURNS[1:]:
         page.keyboard.press("ArrowRight")
         step = page.locator(".step.current")
@@ -179,7 +179,11 @@ def test_click_and_keys_walk_through_tasks_episodes_and_steps(report, open_page)
         drawn = [a for a in turn.actions if a.kind in ("click", "drag", "scroll", "hover")]
         assert step.locator("path.mark").count() == len(drawn)
     assert "answer(text='$24.90')" in step.inner_text()
-    page.keyboard.press("ArrowRight")  # the last step: stays
+    page.keyboard.press("ArrowRight")
+    assert page.locator(".step.current").inner_text() == "After the last step"
+    assert page.locator(".step.current img").evaluate("i => i.naturalWidth") == 336
+    page.keyboard.press("ArrowRight")  # the end: stays
+    page.keyboard.press("ArrowLeft")
     page.keyboard.press("ArrowLeft")
     assert (
         page.url.endswith("#0.2.5.5") and "bad_syntax" in page.locator(".step.current").inner_text()

@@ -3,6 +3,7 @@
 import doctest
 import json
 import math
+from dataclasses import replace
 from functools import partial
 from itertools import combinations
 
@@ -14,6 +15,7 @@ from samples import screenshot
 
 from jhima.actions import Action, Turn
 from jhima.episodes import Episode, Plan, Step, Task, save_episode, save_plans
+from jhima.models.openai_client import image_part
 from jhima.pocket.tasks.generate import solutions
 from jhima.pocket.tasks.intents import operation
 from jhima.pocket.teacher import MODEL, answer, judge_subtask
@@ -131,12 +133,24 @@ def test_an_operation_that_changed_nothing_completes_nothing():
         "subtasks": [g.title for g in solution.plan],
         "steps": [{"operation": o} for o in said],
     }
-    pictures = [str(n) for n in range(len(said))]
+    pictures = [str(n) for n in range(len(said) + 1)]
     assert "not done" not in answer(json.dumps(asked), pictures)
-    assert (
-        answer(json.dumps(asked), ["same"] * len(said)).count(": not done")
-        >= len(solution.plan) - 1
-    )
+    assert "SUBTASK 1: done" not in answer(json.dumps(asked), ["same"] * len(pictures))
+    # The last one, too, unless it is the answer, which changes no page.
+    asked["subtasks"] = asked["subtasks"][-1:]
+    assert "SUBTASK 1: not done" in answer(json.dumps(asked), [*pictures[:-1], pictures[-2]])
+    asked["steps"][-1]["actions"] = [{"kind": "answer", "text": "42"}]
+    assert "SUBTASK 1: done" in answer(json.dumps(asked), [*pictures[:-1], pictures[-2]])
+
+
+def test_the_judge_sees_what_the_last_action_led_to():
+    step = Step(b"before", 1, 1, "", Turn((), "", "Click"), "", "reply")
+    episode = Episode("t", 0, 0, [step, step], 0, None, "", "", [], 1.0, 0, last=b"after")
+    *pictures, text = milestones.request("Task", ["Open it"], episode)[1]["content"]
+    assert pictures == [image_part(png) for png in (b"before", b"before", b"after")]
+    assert len(json.loads(text["text"])["steps"]) == 2
+    earlier = milestones.request("Task", ["Open it"], replace(episode, last=b""))[1]["content"]
+    assert earlier[:-1] == pictures[:-1]
 
 
 # ---- from a run to the figure ----

@@ -5,9 +5,11 @@ zero, never a hang.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ from jhima import grpo
 from jhima.actions import Action, Turn, format_reply
 from jhima.browser.chromium import Browsers
 from jhima.environment import Environment
-from jhima.episodes import load_group
+from jhima.episodes import load_episode, load_group
 from jhima.pocket.arena import PocketArena
 from jhima.pocket.play.oracle import idle
 from jhima.pocket.pretraining.model import PROMPTS
@@ -170,6 +172,27 @@ def test_a_lost_episode_leaves_its_groups_mean(tmp_path, monkeypatch):
     asked = agents.actor.asked
     asyncio.run(go())  # all is there: nothing is played
     assert agents.actor.asked == asked
+
+
+def test_the_screenshot_after_the_last_action_is_kept(tmp_path):
+    """An episode that used up its steps: what its last action did is on disk, and read back."""
+    click = format_reply("Open the first link", ["click(x=60, y=70)"])
+    agents = Agents(Scripted("1. Open Zoo"), Scripted(click), PROMPTS, PROMPTS)
+
+    async def go():
+        async with PocketArena() as arena, Browsers() as browsers:
+            env = Environment(arena, browsers)
+            return await rollout(env, agents, TASK, 1, 1, 1, Sampling(), tmp_path / "map-0")
+
+    [[done]] = asyncio.run(go()).episodes
+    [step] = done.steps
+    assert done.last.startswith(b"\x89PNG") and done.last != step.screenshot
+    assert load_episode(tmp_path / "map-0", 0, 0) == done
+    path = tmp_path / "map-0" / "p0_e0" / "episode.json"
+    content = json.loads(path.read_text())
+    assert content.pop("last") == "last.png"
+    path.write_text(json.dumps(content))  # as an earlier version wrote it
+    assert load_episode(tmp_path / "map-0", 0, 0) == replace(done, last=b"")
 
 
 @pytest.mark.parametrize(
