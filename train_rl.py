@@ -530,8 +530,7 @@ def update(
         grad_norm = deepspeed_engine.step(engine, args.lr)
         row = {}
         for role in samples:
-            row[f"{role}/grad_norm"] = grad_norm
-            for name, value in sums[role].over_ranks().items():
+            for name, value in (sums[role].over_ranks() | {"grad_norm": grad_norm}).items():
                 row[f"{role}/{name}"] = value
         rows.append(row)
     engine.eval()

@@ -2,8 +2,9 @@
 
 A checkpoint folder carries the prompts that it was fine-tuned with as prompts.json, as it carries
 its tokenizer; a folder without one gets the defaults below, and `--prompt FILE` overrides both.
-Slots are {task}, {subtasks} and {history}; what fills them is never read for slots or special
-tokens again. The prompts of the teacher, the judge and the baselines stand beside what uses them.
+Slots are {task}, {subtasks} and {history}, and in the decomposer's system text {place} and {page};
+what fills them is never read for slots or special tokens again. The prompts of the teacher, the
+judge and the baselines stand beside what uses them.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from pathlib import Path
 MAX_SUBTASKS = 10  # read from a plan; the teacher writes five at most
 HISTORY_WINDOW = 15  # past operations shown, as ScaleCUA trains
 
+WEB = ("in a web browser", "page")  # {place} and {page} where the agent plays
+
 DECOMPOSER = """\
-You plan for an agent that works in a web browser. Given its task and a screenshot of the page \
+You plan for an agent that works {place}. Given its task and a screenshot of the {page} \
 it starts on, list the subtasks that lead to success.
-- A subtask is one step a person would name: it ends in a new page or a visible change of the page.
+- A subtask is one step a person would name: it ends in a new {page} or a visible change of the \
+{page}.
 - Join small actions that belong together; leave out scrolling and hovering.
 - Give at most five subtasks in order, each on a line of its own, numbered, as `title: goal`."""
 
@@ -105,14 +109,22 @@ class Prompts:
     no_history: str = "None"
 
     def decomposer(
-        self, task: str, screenshot: bytes, operations: list[str] | None = None
+        self,
+        task: str,
+        screenshot: bytes,
+        operations: list[str] | None = None,
+        where: tuple[str, str] = WEB,
     ) -> Prompt:
-        """The condition (x, o_0) of eq. 1; with operations, of a new plan in mid-episode."""
+        """The condition (x, o_0) of eq. 1; with operations, of a new plan in mid-episode.
+
+        where: what fills {place} and {page}; training data is not from the web alone.
+        """
+        system = fill_slots(self.decomposer_system, place=where[0], page=where[1])
         user = fill_slots(self.decomposer_user, task=task)
         if operations:
             history = self._history(operations)
             user = fill_slots(self.decomposer_user_again, task=task, history=history)
-        return Prompt(self.decomposer_system, user, screenshot)
+        return Prompt(system, user, screenshot)
 
     def actor(
         self, task: str, subtasks: list[str] | None, operations: list[str], screenshot: bytes

@@ -6,9 +6,10 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from jhima.prompts import Prompts
+from jhima.prompts import WEB, Prompts
 
-Kind = Literal["step", "click", "box", "chat"]
+Kind = Literal["step", "click", "box", "chat", "unknown"]
+CHATS, BOXES = ("internvl2_5", "internvl3", "chat"), ("internvl_grounding", "internvl_referring")
 # The names in conv_style, and what the paper's Table 3 calls the platforms.
 PLATFORMS = {
     **{"windows": "Windows", "macos": "macOS", "mac": "macOS", "ubuntu": "Linux"},
@@ -30,7 +31,8 @@ GENERIC = "You are a helpful assistant."  # what Qwen2.5-VL's chat template puts
 @dataclass(frozen=True)
 class Style:
     """step: one action of a trajectory; click: an action for an instruction; box: boxes and
-    points; chat: the rest. thinks: replies begin with the model's thoughts."""
+    points; chat: no coordinates; unknown: a name that says none of these. thinks: replies begin
+    with the model's thoughts."""
 
     kind: Kind
     platform: str = "all"
@@ -44,6 +46,8 @@ def read_style(name: str) -> Style:
     Style(kind='step', platform='ubuntu', thinks=True)
     >>> read_style("internvl_referring").kind, read_style("internvl2_5").kind
     ('box', 'chat')
+    >>> read_style("internvl2_5_mobile_os_genesis").kind
+    'unknown'
     """
     match = re.fullmatch(r"(?:internvl2_5_)?(\w+?)_(grounding|navigation|planning_cot)_v\d+", name)
     if match and match[1] in PLATFORMS:
@@ -51,7 +55,25 @@ def read_style(name: str) -> Style:
         if task == "grounding":
             return Style("click", platform)
         return Style("step", platform, thinks=task == "planning_cot")
-    return Style("box" if name in ("internvl_grounding", "internvl_referring") else "chat")
+    if name in BOXES:
+        return Style("box")
+    return Style("chat" if name in CHATS else "unknown")
+
+
+def where(style: Style) -> tuple[str, str]:
+    """What fills {place} and {page} in the decomposer's prompt for a data set's trajectories.
+
+    >>> where(Style("step", "windows"))
+    ('on Windows', 'screen')
+    """
+    if style.platform in ("web", "mind2web"):
+        return WEB
+    preposition = "in" if style.platform == "all" else "on"
+    return f"{preposition} {_screen(style)}", "screen"
+
+
+def _screen(style: Style) -> str:
+    return _SCREENS.get(style.platform, PLATFORMS[style.platform])
 
 
 def system_turn(style: Style, prompts: Prompts) -> str:
@@ -64,7 +86,7 @@ def system_turn(style: Style, prompts: Prompts) -> str:
         return GENERIC
     if style == Style("step", "web"):
         return prompts.actor_system
-    screen = _SCREENS.get(style.platform, PLATFORMS[style.platform])
+    screen = _screen(style)
     if style.kind == "click":
         role = f"You find what an instruction names in a screenshot of {screen}, and act on it."
         form = ""

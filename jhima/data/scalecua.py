@@ -35,7 +35,10 @@ class Broken(ValueError):
 
 @dataclass(frozen=True)
 class DataSet:
-    """One entry of a meta file. Lines of steps that are `Broken` are counted in lines.left_out."""
+    """One entry of a meta file.
+
+    lines.left_out counts lines of steps that are `Broken`, and all lines of an unknown style.
+    """
 
     name: str
     root: Path
@@ -103,7 +106,8 @@ class Annotation:
 def read_meta(path: Path | str, steps_only: bool = False) -> list[DataSet]:
     """The data sets of a meta file, indexed, in its order. Raises ValueError naming file and entry.
 
-    steps_only: leave out those that hold no trajectories.
+    steps_only: leave out those that hold no trajectories. One of an unknown style stays, without
+    samples, to be counted.
     """
     path, data_sets = Path(path), []
     meta = read_json(path, "a meta file that names data sets")
@@ -117,12 +121,14 @@ def read_meta(path: Path | str, steps_only: bool = False) -> list[DataSet]:
         )
     for name, entry in meta.items():
         _check_entry(f"{path}: {name}", path.parent, entry)
-        style = read_style(str(entry.get("conv_style", "")))
-        repeat = float(entry.get("repeat_time", 1))
-        if repeat == 0 or (steps_only and style.kind != "step"):
+        conv_style = str(entry.get("conv_style", ""))
+        style, repeat = read_style(conv_style), float(entry.get("repeat_time", 1))
+        if repeat == 0 or (steps_only and style.kind not in ("step", "unknown")):
             continue
         describe = _describe if style.kind == "step" else None
         lines = Lines(path.parent / entry["annotation"], describe)
+        if style.kind == "unknown":  # whether its coordinates are to be rewritten, nobody knows
+            lines.left_out[f"of unknown conv_style {conv_style[:60]!r}"] = len(lines)
         data_sets.append(DataSet(name, path.parent / entry["root"], style, repeat, lines))
     return data_sets
 

@@ -22,7 +22,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from jhima.data import scalecua
-from jhima.data.platforms import system_turn
+from jhima.data.platforms import system_turn, where
 from jhima.data.scalecua import Broken, DataSet, Row
 from jhima.data.stored_coordinates import boxes_in_place, boxes_to_json, to_pixels
 from jhima.models.vision import decode, image_key
@@ -62,8 +62,9 @@ class Supervision(Dataset):
 
     def _select(self, data_set: DataSet, keys: list[str]) -> NDArray[np.int64]:
         """The lines of a data set that are samples of this role and part. keys: of trajectories."""
+        self.left_out += data_set.lines.left_out
         if data_set.style.kind != "step":
-            if self.role == "decomposer":
+            if self.role == "decomposer" or data_set.style.kind == "unknown":
                 return np.zeros(0, np.int64)
             in_part = self._in_part(data_set, len(data_set.lines))
             lines = data_set.numbers(len(data_set.lines))
@@ -72,7 +73,6 @@ class Supervision(Dataset):
         annotated = np.ones(len(keys), bool)
         if self.annotations is not None:
             annotated = np.array([key in self.annotations for key in keys], bool)
-        self.left_out += data_set.lines.left_out
         self.left_out["trajectory without annotation"] += int((in_part & ~annotated).sum())
         if self.role == "decomposer":
             return self._first_steps(data_set, in_part & annotated)
@@ -125,7 +125,8 @@ class Supervision(Dataset):
             plan = policy.prompts.plan_text(self.annotations[key].subtasks)
             subtasks = read_plan(plan)
         if self.role == "decomposer":
-            prompt, reply = policy.prompts.decomposer(step.task, b""), plan
+            prompt = policy.prompts.decomposer(step.task, b"", where=where(data_set.style))
+            reply = plan
         else:
             prompt = policy.prompts.actor(step.task, subtasks, step.history, b"")
             prompt = replace(prompt, system=system_turn(data_set.style, policy.prompts))

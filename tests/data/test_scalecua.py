@@ -24,7 +24,7 @@ from jhima.data.scalecua import (
     read_trajectory,
 )
 from jhima.data.stored_coordinates import boxes_in_place, boxes_to_json, to_pixels
-from jhima.prompts import Subtask
+from jhima.prompts import Prompts, Subtask
 from jhima.training.packing import Example
 from jhima.training.sft_dataset import Batches, Supervision
 
@@ -165,6 +165,66 @@ def test_every_irregularity_is_counted_by_its_reason(meta, policy):
     assert not Supervision(policy, read_meta(meta), {}, "decomposer").left_out[
         "video"
     ]  # no grounding for a decomposer
+
+
+def test_an_unknown_conv_style_is_counted_under_its_name(tmp_path, policy):
+    """... for both roles, and is nobody's chat: its coordinates might have to be rewritten."""
+    rows = {name: [sample([], "Hello", "Hi")] * 3 for name in ("known", "odd", "none", "off")}
+    styles = {"known": "internvl2_5", "odd": "internvl2_5_mobile_os_genesis", "none": "", "off": ""}
+    path = write_data(tmp_path, rows, styles)
+    meta = json.loads(path.read_text())
+    meta["off"]["repeat_time"] = 0
+    del meta["none"]["conv_style"]
+    path.write_text(json.dumps(meta))
+    expected = {
+        "of unknown conv_style 'internvl2_5_mobile_os_genesis'": 3,
+        "of unknown conv_style ''": 3,
+    }
+    for role, count in (("actor", 3), ("decomposer", 0)):
+        samples = Supervision(policy, read_meta(path, role == "decomposer"), None, role)
+        assert samples.left_out == expected and len(samples) == count
+    meta["odd"]["conv_style"] = "internvl2_5"  # the name is mended: no count of before is kept
+    path.write_text(json.dumps(meta))
+    assert len(Supervision(policy, read_meta(path), None, "actor")) == 6
+
+
+ON_THE_WEB = """\
+You plan for an agent that works in a web browser. Given its task and a screenshot of the page \
+it starts on, list the subtasks that lead to success.
+- A subtask is one step a person would name: it ends in a new page or a visible change of the page.
+- Join small actions that belong together; leave out scrolling and hovering.
+- Give at most five subtasks in order, each on a line of its own, numbered, as `title: goal`."""
+
+
+def test_the_decomposers_prompt_names_the_platform(tmp_path, policy, monkeypatch):
+    """As the actor's does; the web's is, byte for byte, the one that it plays with."""
+    monkeypatch.setattr(policy, "prompts", Prompts())
+    kinds = {
+        "web_navigation": "in a web browser",
+        "mind2web_navigation": "in a web browser",
+        "windows_planning_cot": "on Windows",
+        "mac_navigation": "on macOS",
+        "ubuntu_navigation": "on Linux",
+        "android_planning_cot": "on Android",
+        "mobile_navigation": "on a phone",
+        "desktop_navigation": "on a desktop computer",
+    }
+    rows = {name: [step("a.png", "Do it", [], "Click", "click(x=0.5, y=0.5)")] for name in kinds}
+    write_image(tmp_path / "images/a.png")
+    meta = write_data(tmp_path, rows, {name: f"internvl2_5_{name}_v1" for name in kinds})
+    annotations = {
+        f"{name}/.": Annotation(f"{name}/.", [Subtask("Open it")], None) for name in kinds
+    }
+    samples = Supervision(policy, read_meta(meta, True), annotations, "decomposer")
+    assert len(samples) == len(kinds)
+    played = Prompts().decomposer("Do it", b"")
+    assert played.system == ON_THE_WEB
+    for example, (name, place) in zip(samples, kinds.items()):
+        text = policy.tokenizer.decode(example.ids)
+        assert f"works {place}." in text and "{" not in text
+        web = "web_navigation" in name or "mind2web" in name
+        assert ("page" in text) == web and ("screen it starts on" in text) != web
+        assert text.startswith(policy.tokenizer.decode(policy.prompt_ids(played))) == web
 
 
 def test_labels_cover_the_replies_and_nothing_else(meta, policy):
