@@ -8,7 +8,8 @@ plays M episodes of at most T steps in a real browser; both are updated from thi
 0/1 rewards alone. How it differs from textbook GRPO is at the head of jhima/grpo.py.
 
 Where the paper is silent:
-1. a rollout batch is --tasks-per-batch tasks, and both optimisation steps go over all of it,
+1. a rollout batch is --tasks-per-batch tasks, and both optimisation steps go over all of it
+   (what its 32 accumulation steps say of that: docs/beside_the_paper.md),
 2. the loss constant is sequences x token budget, fixed before the rollout (grpo.loss_constants),
 3. every episode has a world of its own; one that the environment broke leaves its group's mean,
 4. samples with advantage zero are skipped while beta is 0: their gradient is exactly zero.

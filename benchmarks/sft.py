@@ -5,10 +5,11 @@
 
 Samples are half grounding (short) and half steps (with a history), with one screenshot each.
 Trainer: a micro-batch is padded to its longest sample, and data workers process the pictures. Ours:
-packs, as train_sft.py runs them. In both, all parameters except the vision tower's learn, with
-gradient checkpointing on a GPU. The optimizer is SGD at learning rate 0, so that one GPU holds it
-and both see the same weights, and the losses are compared. Prints, last, the ratio of this run;
-writes runs/benchmarks/sft.json.
+packs, as train_sft.py runs them. In both, all parameters except the vision tower's learn (with
+--tune-vision all: the quotient of two runs' tokens/s is what that costs), with gradient
+checkpointing on a GPU. The optimizer is SGD at learning rate 0, so that one GPU holds it and both
+see the same weights, and the losses are compared. Prints, last, the ratio of this run; writes
+runs/benchmarks/sft.json.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ class Args:
     """samples per forward pass"""
     batches: int = 4
     """micro-batches per step"""
+    tune_vision: bool = False
+    """the tower learns, too"""
     steps: int = 4
     """timed steps of each way; the median counts"""
 
@@ -195,7 +198,8 @@ def main() -> None:
             folder = Path(scratch) / "shape"
             shape.write_shape(folder)
         policy = shape.make_policy(args.tiny, folder, rank=None).train()
-        policy.base.model.visual.requires_grad_(False)
+        policy.tune_vision = args.tune_vision
+        policy.base.model.visual.requires_grad_(args.tune_vision)
         policy.base.model.visual.merger.requires_grad_(True)
         size = args.micro_batch
         samples = make_samples(policy, size * args.batches, args.tiny)

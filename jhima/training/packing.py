@@ -8,16 +8,18 @@ ids expanded, M-RoPE positions, targets); `PackedPolicy` runs them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from jhima.coordinates import MERGE, PATCH
 from jhima.models.positions import mrope_positions
-from jhima.models.vision import FeatureCache, Features, patchify, vision_features
+from jhima.models.vision import FeatureCache, Features, block, patchify, vision_features
 from jhima.policy import Policy
 
 
@@ -156,9 +158,11 @@ class PackedPolicy(nn.Module):
         self.decoder.config._attn_implementation = "packed"
         self.head = policy.base.lm_head
         self.projector = visual.merger
-        self.tune_vision = policy.tune_vision
+        self.tune_vision, self.block = policy.tune_vision, block
         if policy.tune_vision:
             self.patches, self.blocks = visual.patch_embed, visual.blocks
+            # The 7B tower's activations for one screenshot of 1288x728 are 14 GB.
+            self.block = partial(checkpoint, block, use_reentrant=False)
         # The tower without its projector: vision_features then returns a token's four patches side
         # by side.
         self.tower = SimpleNamespace(
@@ -214,7 +218,7 @@ class PackedPolicy(nn.Module):
             return cached.states
         with torch.set_grad_enabled(self.tune_vision and torch.is_grad_enabled()):
             patches = patchify(picture.pixels[None].to(self.forbidden.device))
-            states = vision_features(self.tower, patches, picture.grid)[0]
+            states = vision_features(self.tower, patches, picture.grid, self.block)[0]
         if not self.tune_vision:
             self.feature_cache.add(picture.key, Features(states, picture.grid))
         return states
