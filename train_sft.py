@@ -7,10 +7,10 @@ Trains all parameters of the language model and of the projector behind the visi
 itself stays frozen, as in ScaleCUA's released recipe, unless --tune-vision (the paper fine-tunes
 all parameters). The loss is minus the mean log-likelihood of the replies' tokens over the global
 batch, where eqs. 3 and 4 have a mean over examples; the learning rate follows a cosine with
-warm-up. docs/beside_the_paper.md has the reasons. Samples are packed end to end, without padding. Defaults are the paper's
-(section 4.3), for 8 GPUs: 2 samples x 4 accumulation steps x 8 = 64. The actor also learns from
-grounding data and chats, where the meta file names them. Running the same command again resumes
-from the last checkpoint: same samples, same numbers.
+warm-up. docs/beside_the_paper.md has the reasons. Samples are packed end to end, without padding.
+Defaults are the paper's (section 4.3), for 8 GPUs: 2 samples x 4 accumulation steps x 8 = 64. The
+actor also learns from grounding data and chats, where the meta file names them. Running the same
+command again resumes from the last checkpoint: same samples, same numbers.
 
 OUT gets the model, metrics.jsonl with one line per step (see docs/metrics.md), and sft.json, which
 counts what was left out and why.
