@@ -245,7 +245,7 @@ def of_episode(folder: Path) -> Image.Image:
         caption = f"{number}. {step.turn.operation or step.turn.error or step.reply}"
         size = step.width, step.height
         frames.append(Frame(step.screenshot, caption, step.turn.actions, size))
-    if episode.last:
+    if episode.last and episode.last != episode.steps[-1].screenshot:
         frames.append(Frame(episode.last, "After the last step"))
     return storyboard(_notes(group, record), frames)
 
