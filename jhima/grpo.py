@@ -28,7 +28,7 @@ def _centred(x: Tensor, normalize_std: bool) -> Tensor:
     and would be trained on that. normalize_std: divided by (its standard deviation + DELTA).
     """
     mean = x.nanmean(-1, keepdim=True)
-    advantage = (x - mean).masked_fill(torch.isclose(x, mean, rtol=1e-5, atol=0.0), 0.0)
+    advantage = (x - mean).masked_fill(torch.isclose(x, mean, rtol=2e-6, atol=0.0), 0.0)
     if normalize_std:
         advantage = advantage / (advantage.square().nanmean(-1, keepdim=True).sqrt() + DELTA)
     return advantage.nan_to_num(nan=0.0)
