@@ -43,7 +43,7 @@ from jhima.environment import (
     load_tasks,
 )
 from jhima.episodes import Task
-from jhima.models.checkpoint_files import check_checkpoint
+from jhima.models.checkpoint_files import check_adapter, check_checkpoint
 from jhima.models.openai_client import ApiFailure
 from jhima.policy import Policy, default_dtype, load_policy
 from jhima.prompts import Prompts
@@ -53,7 +53,8 @@ from jhima.results.rescore import rescore
 from jhima.results.run_reader import write_planned
 from jhima.rollout import Agents, Sampling, make_agents, rollout, seed_of
 from jhima.run_directory import read_args, same_run, write_args
-from jhima.sampler import SamplerOptions, check_sampler
+from jhima.sampler import SamplerOptions
+from jhima.serving.checks import EngineFailure, check_sampler
 
 # What a reward depends on, with its defaults; --rescore has the run's own values as defaults.
 SCORING = {
@@ -62,6 +63,7 @@ SCORING = {
     "judge_model": EnvironmentOptions.judge_model,
     "published_rules": False,
 }
+SHARED = "decomposer-actor"  # the folder of train_rl.py --shared in a checkpoint
 # Arguments that may differ when a run is resumed, because they do not change how its episodes go.
 # fmt: off
 FREE = {"runs", "concurrency", "browsers", "sites", "judge_url", "agent_url", "grounder_url",
@@ -141,14 +143,20 @@ def main() -> None:
     args.out = args.out or Path("runs/eval")
     adapters, baseline = {}, None
     with cli.one_line_errors():
-        check_sampler(args)
         if args.agent != "jhima":
             baseline = make_baseline(args)
-        for role in roles(args):
-            if "#" not in getattr(args, role):
-                check_checkpoint(getattr(args, role), f"deepspeed train_sft.py --role {role}")
         if args.adapters:
             adapters = adapters_in(args.adapters, roles(args))
+            if is_shared(args.adapters) and "decomposer" in adapters and "#" not in args.decomposer:
+                print(f"{args.adapters}: one set of weights, that of --actor, plays both roles")
+                args = replace(args, decomposer=args.actor)
+        for role in roles(args):
+            source = getattr(args, role)
+            if "#" not in source:
+                check_checkpoint(source, f"deepspeed train_sft.py --role {role}")
+                check_sampler(args, args.temperature, source)
+                if role in adapters:
+                    check_adapter(adapters[role], source)
         tasks = load_tasks(args.tasks)[: args.limit]
         if args.runs < 1 or not tasks:
             counts = f"--runs {args.runs}, {len(tasks)} tasks"
@@ -204,11 +212,13 @@ def make_baseline(args: Args) -> Baseline:
 def adapters_in(folder: Path, roles: tuple[str, ...]) -> dict[str, Path]:
     """Role -> its adapter, of a finished run of train_rl.py or of one of its checkpoints.
 
-    Raises ValueError where there is none.
+    After --shared both roles have one adapter. Raises ValueError where there is none.
     """
     adapters = {}
+    shared = is_shared(folder)
     for role in roles:
-        for path in (folder / role, folder / role / "adapter"):
+        own = "actor" if shared else role
+        for path in (folder / own, folder / own / "adapter", folder / SHARED / "adapter"):
             if (path / "adapter_config.json").is_file():
                 adapters[role] = path
     if not adapters:
@@ -217,6 +227,11 @@ def adapters_in(folder: Path, roles: tuple[str, ...]) -> dict[str, Path]:
             "RUN/checkpoints/N"
         )
     return adapters
+
+
+def is_shared(folder: Path) -> bool:
+    """Whether a run of train_rl.py, or one of its checkpoints, has one adapter for both roles."""
+    return bool(read_args(folder).get("shared")) or (folder / SHARED).is_dir()
 
 
 # ---- models and episodes ----
@@ -260,12 +275,17 @@ def load_agents(
 def load_policies(args: Args, adapters: dict[str, Path]) -> dict[str, Policy | str]:
     """Role -> its policy, or the URL#MODEL that it was given as."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    loaded: dict[tuple[str, Path | None], Policy] = {}  # the same weights are loaded once
     sources: dict[str, Policy | str] = {}
     for role in roles(args):
         source = sources[role] = getattr(args, role)
         if "#" not in source:
-            files = {"adapter": adapters.get(role), "prompts": args.prompt}
-            sources[role] = load_policy(source, device, default_dtype(device), **files).eval()
+            weights = source, adapters.get(role)
+            if weights not in loaded:
+                files = {"adapter": weights[1], "prompts": args.prompt}
+                policy = load_policy(source, device, default_dtype(device), **files)
+                loaded[weights] = policy.eval()
+            sources[role] = loaded[weights]
     return sources
 
 
@@ -322,4 +342,4 @@ def score_again(args: Args) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main, ModelFailure, ApiFailure)
+    cli.run(main, ModelFailure, ApiFailure, EngineFailure)

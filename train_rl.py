@@ -55,7 +55,8 @@ from jhima.policy import Policy, Sample, default_dtype, load_policy, save_policy
 from jhima.results.episode_bar import EpisodeBar
 from jhima.rollout import Agents, Sampling, make_agents, rollout, seed_of
 from jhima.run_directory import same_run
-from jhima.sampler import SamplerOptions, check_sampler
+from jhima.sampler import SamplerOptions
+from jhima.serving.checks import EngineFailure, check_sampler
 from jhima.training import checkpoints, deepspeed_engine, metrics
 from jhima.training.checkpoints import Learner, trained
 from jhima.training.ranks import balanced, check_agreed
@@ -184,7 +185,6 @@ def checked(args: Args) -> Args:
         raise ValueError("--milestone judges the plan that an episode began with, so no --replan")
     if "#" in args.decomposer and (args.train != "actor" or args.shared):
         raise ValueError("an API decomposer needs --train actor")
-    check_sampler(args)
     return args
 
 
@@ -200,13 +200,14 @@ def main() -> None:
         for role in weights_of(args):
             made_by = f"deepspeed train_sft.py --role {role} (or `make demo`: all stages)"
             check_checkpoint(getattr(args, role), made_by)
+            check_sampler(args, args.temperature, getattr(args, role), args.lora_rank)
         tasks = load_tasks(args.tasks)
         check_environment(args, tasks, int(os.environ.get("WORLD_SIZE", "1")))
         same_run(args, "train_rl.py", FREE)
         start = checkpoints.batches_done(args.out)
         is_first_rank = os.environ.get("RANK", "0") == "0"
         track = metrics.tracker(args.track if is_first_rank else None, args)
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         sys.exit(f"train_rl.py: {error}")
     rank, world, device = deepspeed_engine.init_distributed(args.out)
 
@@ -216,6 +217,8 @@ def main() -> None:
     checkpoints.load_resumable(args.out, learners, start)
     if rank == 0:
         announce(args, len(tasks), world, start)
+        for why in dict.fromkeys(learner.policy.why_uncompiled() for learner in learners):
+            print(f"layers run uncompiled: {why}" if why else "layers are compiled", flush=True)
 
     # ---- 3. Rollout, update, checkpoint; at the end the adapters ----
     asyncio.run(train(args, tasks, learners, start, track))
@@ -244,7 +247,7 @@ def load_learner(args: Args, source: str, device: torch.device) -> Learner:
         prompts=args.prompt,
         checkpointing=args.checkpointing,
     ).eval()
-    if policy.worth_compiling():
+    if not policy.why_uncompiled():
         policy.compile()
     engine = None
     if learns:
@@ -321,6 +324,9 @@ async def train(args: Args, tasks: list[Task], learners: list[Learner], start: i
                     rows = [row | more for row, more in zip(rows, passes)]
                 seconds[f"seconds/update_{learner.name}"] = time.monotonic() - update_start
 
+            for learner in learners:
+                learner.policy.feature_cache.clear()  # hardly a screenshot comes again
+
             # 3c. One line of metrics per optimisation step; then the checkpoint, which makes the
             #     batch count.
             if rank == 0:
@@ -332,6 +338,7 @@ async def train(args: Args, tasks: list[Task], learners: list[Learner], start: i
                     place = {"step": number * args.passes + p, "batch": number, "pass": p}
                     rows[p] = place | shared | row | seconds | speed | metrics.memory()
                 metrics.write(args.out, rows, track)
+            checkpoints.end_if_stuck(learners, number, args.passes * len(batches))
             checkpoints.save_resumable(args.out, learners, number + 1, args.keep)
 
         # 3d. Before engines and browsers are shut down, which may fail: the adapters.
@@ -425,7 +432,7 @@ def actor_samples(groups: list[Group], args: Args) -> list[Sample]:
                 for s in episode.steps:
                     weight = 1.0
                     if args.normalize_length:
-                        weight = 1 / (len(episode.steps) * len(s.ids))
+                        weight = 1 / (len(episode.steps) * max(1, len(s.ids)))
                     samples.append(
                         Sample(s.prompt_ids, s.screenshot, s.ids, float(A[i, j]), s.logps, weight)
                     )
@@ -442,7 +449,7 @@ def decomposer_samples(groups: list[Group], args: Args) -> list[Sample]:
 
     def add(plan, image: bytes, advantage: Tensor, weight: float) -> None:
         if args.normalize_length:
-            weight = weight / len(plan.ids)
+            weight = weight / max(1, len(plan.ids))
         samples.append(
             Sample(plan.prompt_ids, image, plan.ids, float(advantage), plan.logps, weight)
         )
@@ -465,8 +472,11 @@ SAMPLES = {"actor": actor_samples, "decomposer": decomposer_samples}
 
 
 def useful(samples: list[Sample], beta: float) -> list[Sample]:
-    """Samples that can have a gradient: those with an advantage, or all if a KL term counts."""
-    return [s for s in samples if s.advantage != 0 or beta]
+    """Samples that can have a gradient: those with an advantage, or all if a KL term counts.
+
+    A prompt that did not fit has no reply (sampler.lost).
+    """
+    return [s for s in samples if s.response_ids and (s.advantage != 0 or beta)]
 
 
 def updated_roles(args: Args, number: int) -> tuple[str, ...]:
@@ -528,10 +538,10 @@ def update(
             sums[role].add(part, logp.detach(), old_logps[n], entropy, loss.detach())
         if not parts:  # every rank joins the collective
             deepspeed_engine.backward(engine, deepspeed_engine.nothing(policy))
-        grad_norm = deepspeed_engine.step(engine, args.lr)
+        stepped = checkpoints.step(learner, args.lr)
         row = {}
         for role in samples:
-            for name, value in (sums[role].over_ranks() | {"grad_norm": grad_norm}).items():
+            for name, value in (sums[role].over_ranks() | stepped).items():
                 row[f"{role}/{name}"] = value
         rows.append(row)
     engine.eval()
@@ -577,4 +587,4 @@ def objective(
 
 
 if __name__ == "__main__":
-    cli.run(main, ApiFailure)
+    cli.run(main, ApiFailure, EngineFailure)

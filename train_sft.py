@@ -45,9 +45,10 @@ from jhima.policy import Policy, default_dtype, load_policy, save_policy
 from jhima.run_directory import same_run, write_whole
 from jhima.training import deepspeed_engine as ds
 from jhima.training.checkpoints import commit, drop_metrics
+from jhima.training.metrics import json_line
 from jhima.training.packing import PackedPolicy
 from jhima.training.sft_dataset import Batch, Batches, Supervision, make_batch
-from jhima.training.watchdog import everywhere, leave
+from jhima.training.watchdog import end, everywhere, leave
 
 MAX_EVALUATED = 512  # held-back samples in one evaluation
 CACHE_BYTES = 512 << 20  # of frozen vision features, for runs of several epochs
@@ -240,6 +241,7 @@ def train(run: Run, done: int) -> None:
     steps = done + len(run.order)
     bar = tqdm(total=steps, initial=done, desc=f"sft {args.role}", unit="step", disable=rank != 0)
     batches = iter(loader(run, run.samples, run.order))
+    skipped = 0  # steps in a row whose gradients were not finite
     for number in range(done, steps):
         began = time.monotonic()
         batch = next(batches)
@@ -255,9 +257,13 @@ def train(run: Run, done: int) -> None:
             row |= evaluate(run)
         if rank == 0:
             with (args.out / "metrics.jsonl").open("a") as metrics:
-                metrics.write(json.dumps(row) + "\n")
+                metrics.write(json_line(row))
         bar.update()
         bar.set_postfix(loss=f"{row['loss']:.3f}")
+        skipped = (skipped + 1) * row["skipped"]
+        if skipped >= min(ds.MOST_SKIPPED, steps):
+            bar.close()
+            end(f"step {number}: gradients of the {args.role} not finite, {skipped} steps in a row")
         [stopped] = ds.all_sum(bool(signals))  # on any rank
         if (due or stopped) and not last:
             save_resumable(run, number + 1)
@@ -283,7 +289,7 @@ def train_step(engine, packed: PackedPolicy, batch: Batch, lr: float) -> dict:
     tokens, samples, read, left_out = map(int, ds.all_sum(*counts))
     row = {"samples": samples, "tokens": tokens, "read": read, "left_out": left_out}
     if not tokens:  # every sample is broken
-        return row | {"loss": 0.0, "accuracy": 0.0, "grad_norm": 0.0}
+        return row | {"loss": 0.0, "accuracy": 0.0, "grad_norm": 0.0, "skipped": 0}
     loss_sum = right = 0.0
     for pack_loss, hits in losses(engine, packed, batch):
         loss = pack_loss / tokens
@@ -292,7 +298,8 @@ def train_step(engine, packed: PackedPolicy, batch: Batch, lr: float) -> dict:
         ds.backward(engine, loss)
     grad_norm = ds.step(engine, lr)
     loss_sum, right = ds.all_sum(loss_sum, right)
-    return row | {"loss": loss_sum, "accuracy": right / tokens, "grad_norm": grad_norm}
+    row |= {"loss": loss_sum, "accuracy": right / tokens, "grad_norm": grad_norm}
+    return row | {"skipped": int(math.isnan(grad_norm))}
 
 
 @torch.no_grad()

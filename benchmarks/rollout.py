@@ -48,9 +48,10 @@ from jhima.browser.session import Session
 from jhima.coordinates import smart_resize
 from jhima.environment import Environment, load_tasks
 from jhima.episodes import Group, Task
+from jhima.models.gpu import free_memory
 from jhima.pocket.arena import PocketArena
 from jhima.pocket.teacher import MODEL, serve_teacher
-from jhima.policy import Policy, Sample, free_memory
+from jhima.policy import Policy, Sample
 from jhima.prompts import Prompt
 from jhima.results.episode_bar import EpisodeBar
 from jhima.rollout import Agents, Sampling, describe, perform, rollout

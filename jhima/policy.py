@@ -22,8 +22,9 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
 
 from jhima.coordinates import MERGE, PATCH
-from jhima.models.checkpoint_files import check_checkpoint, read_unchanged
-from jhima.models.positions import expand, mrope_positions
+from jhima.models import checkpoint_files
+from jhima.models.gpu import compile_layers, free_memory, why_uncompiled
+from jhima.models.positions import context, expand, mrope_positions
 from jhima.models.vision import (
     FeatureCache,
     Features,
@@ -84,6 +85,7 @@ class Policy(nn.Module):
         self.model, self.tokenizer, self.prompts = model, tokenizer, prompts
         self.tune_vision, self.checkpointing = tune_vision, checkpointing
         self.checkpoint = ""  # the folder or hub name that it was loaded from
+        self.base_weights = ""  # digest of that checkpoint's weights
         self.unchanged_files: dict[str, bytes] = {}  # of that checkpoint, see UNCHANGED_FILES
         self._vision_block = block
         self._token_bytes: float | None = None
@@ -92,6 +94,7 @@ class Policy(nn.Module):
                 module.cast_input_dtype_enabled = False
         config = self.base.config
         self.image_pad = config.image_token_id
+        self.context = context(config)  # tokens of prompt and reply
         marks = ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>"]
         ids = tokenizer.convert_tokens_to_ids(marks)
         self.im_start, self.im_end, self.vision_start, self.vision_end = ids
@@ -229,22 +232,13 @@ class Policy(nn.Module):
         with torch.autocast(self.device.type, torch.bfloat16, enabled=is_bf16):
             return model(**inputs, **cache).last_hidden_state
 
-    def worth_compiling(self) -> bool:
-        """Whether compiled layers pay: a small model's took 77 s to compile for 0.5 s of work."""
-        size = sum(p.numel() for p in self.base.model.language_model.parameters())
-        return self.device.type == "cuda" and size > 500_000_000
+    def why_uncompiled(self) -> str:
+        """Why compiled layers would not pay; "" if they do."""
+        return why_uncompiled(self.base.model.language_model)
 
     def compile(self) -> None:
-        """Compiles the decoder layers (one graph for all) and the tower's (one per picture size).
-
-        The layers' graph is for one sample at a time, which keeps a GPU busy where compiling pays
-        at all; several at once run uncompiled. A compiled layer must keep its parameters' dtypes:
-        torch does not notice that they change, and reads beyond them. cuDNN's attention is
-        switched off because it plans anew for each length.
-        """
-        torch.backends.cuda.enable_cudnn_sdp(False)
-        for layer in self.base.model.language_model.layers:
-            layer.forward = _compiled_for_one(layer.forward)
+        """Compiles the decoder layers: one graph for all; and the tower's: one per picture size."""
+        compile_layers(self.base.model.language_model.layers)
         self._vision_block = torch.compile(block)
 
     def _choose_checkpointing(self, embeds: Tensor, positions: Tensor) -> None:
@@ -308,27 +302,6 @@ class Policy(nn.Module):
             return chosen, -(logp.exp() * logp.masked_fill(self.forbidden, 0)).sum(-1)
 
 
-def _compiled_for_one(forward):
-    """A decoder layer's forward, compiled for training on one sample: hidden [1, L, H].
-
-    With a key-value cache (sampling) it runs as it is: the graph knows no cache.
-    """
-    compiled = torch.compile(forward, dynamic=True)
-
-    def either(hidden: Tensor, *args, **kwargs):
-        if len(hidden) == 1 and kwargs.get("past_key_values") is None:
-            return compiled(hidden, *args, **kwargs)
-        return forward(hidden, *args, **kwargs)
-
-    return either
-
-
-def free_memory() -> int:
-    """Bytes of its GPU that this process can still have: unused ones, and those torch has kept."""
-    kept = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-    return torch.cuda.mem_get_info()[0] + kept
-
-
 # ---- loading and saving ----
 
 
@@ -349,9 +322,12 @@ def load_policy(
     """A policy from a checkpoint folder (or hub name).
 
     lora=(rank, alpha): a fresh adapter on the language model. adapter=DIR: a saved one, trainable
-    if lora is given too. Raises ValueError, naming the folder, for one that holds no Qwen2.5-VL.
+    if lora is given too. Raises ValueError, naming the folder, for one that holds no Qwen2.5-VL,
+    and for an adapter of other weights.
     """
-    check_checkpoint(checkpoint)
+    checkpoint_files.check_checkpoint(checkpoint)
+    if adapter is not None:
+        checkpoint_files.check_adapter(adapter, checkpoint)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     model = Qwen2_5_VLForConditionalGeneration.from_pretrained(
         checkpoint, dtype=dtype, attn_implementation="sdpa"
@@ -360,20 +336,22 @@ def load_policy(
         model.requires_grad_(False)
         model = PeftModel.from_pretrained(model, adapter, is_trainable=lora is not None)
     elif lora is not None:
-        rank, alpha = lora
-        config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, task_type="CAUSAL_LM")
-        config.target_modules = LORA_TARGETS
+        # No task type: AutoPeftModel would look for this model among those of text alone.
+        config = LoraConfig(r=lora[0], lora_alpha=lora[1], target_modules=LORA_TARGETS)
         model = get_peft_model(model, config)
     policy = Policy(model, tokenizer, load_prompts(checkpoint, prompts), **options).to(device)
     policy.checkpoint = str(checkpoint)
-    policy.unchanged_files = read_unchanged(checkpoint)
+    policy.base_weights = checkpoint_files.weights_digest(checkpoint)
+    policy.unchanged_files = checkpoint_files.read_unchanged(checkpoint)
     return policy
 
 
 def save_policy(policy: Policy, folder: str | Path, state: dict[str, Tensor] | None = None) -> None:
     """Writes a checkpoint (for LoRA: an adapter) that transformers, PEFT and vLLM load as it is."""
     policy.model.save_pretrained(folder, state_dict=state)
-    if not isinstance(policy.model, PeftModel):
+    if isinstance(policy.model, PeftModel):
+        checkpoint_files.name_base(folder, policy.base_weights)
+    else:
         policy.tokenizer.save_pretrained(folder)
         for name, content in policy.unchanged_files.items():
             write_whole(Path(folder) / name, content)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Literal, Protocol
 
 import torch
@@ -17,6 +16,8 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from jhima.episodes import Plan
+from jhima.models.positions import room
+from jhima.models.vision import decode
 from jhima.policy import Policy
 from jhima.prompts import Prompt
 
@@ -32,14 +33,6 @@ class SamplerOptions:
     sampler_batch: int = 32
     """replies that the local sampler draws together; 1: no reply depends, even in its last bit, on
     what else is asked at that time"""
-
-
-def check_sampler(options: SamplerOptions) -> None:
-    """Raises ValueError where the options ask for what is not installed or cannot be."""
-    if options.sampler == "vllm" and find_spec("vllm") is None:
-        raise ValueError("--sampler vllm: vLLM is not installed; requirements.txt has it")
-    if options.sampler_batch < 1:
-        raise ValueError(f"--sampler-batch: expected at least 1, got {options.sampler_batch}")
 
 
 class Sampler(Protocol):
@@ -76,6 +69,11 @@ class Completion:
     new_plan: Plan | None = None
 
 
+def lost(prompt_ids: list[int]) -> Completion:
+    """What a prompt that does not fit gets: no reply, so a step that does nothing."""
+    return Completion(prompt_ids, [], [], "", True)
+
+
 @dataclass(frozen=True)
 class Request:
     """One reply that `generate` is to draw: collapsed prompt ids, PNG, budget, and randomness."""
@@ -110,6 +108,9 @@ class LocalSampler:
     ) -> Completion:
         """One reply to `prompt`; temperature 0 takes the likeliest token."""
         ids = self.policy.prompt_ids(prompt)
+        max_tokens = min(max_tokens, room(ids, decode(prompt.image), self.policy.context))
+        if max_tokens < 1:
+            return lost(ids)
         request = Request(ids, prompt.image, max_tokens, temperature, seed)
         reply: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._waiting.append((request, reply))

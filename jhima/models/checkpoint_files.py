@@ -1,12 +1,21 @@
-"""What a checkpoint folder holds: is it a Qwen2.5-VL, and what training does not change of it."""
+"""What a checkpoint folder holds: is it a Qwen2.5-VL, which weights, what training leaves alone.
+
+Also which weights an adapter was trained on.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+import sys
+from functools import cache
 from pathlib import Path
 
+from safetensors import SafetensorError, safe_open
 from transformers.utils import cached_file
+
+from jhima.run_directory import write_whole
 
 
 def check_checkpoint(checkpoint: str | Path, made_by: str = "") -> None:
@@ -60,3 +69,88 @@ def read_unchanged(checkpoint: str | Path) -> dict[str, bytes]:
         if path is not None:
             contents[name] = Path(path).read_bytes()
     return contents
+
+
+# ---- adapters ----
+
+
+def weights_digest(checkpoint: str | Path) -> str:
+    """A digest of a checkpoint folder's (or hub name's) weights; "" where none is in safetensors.
+
+    Of every tensor's name, shape, and two rows: a few MB of a 7B. It stays the same when the
+    folder is moved or its shards are cut anew. Raises ValueError for a file that cannot be read.
+    """
+    contents: dict[str, bytes] = {}
+    for name in _weight_files(checkpoint):
+        path = cached_file(checkpoint, name, _raise_exceptions_for_missing_entries=False)
+        if path is None:
+            return ""
+        try:
+            with safe_open(path, "pt") as file:
+                for key in file.keys():
+                    contents[key] = _sampled(file.get_slice(key))
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"{path}: expected safetensors, got {error}") from None
+    digest = hashlib.blake2b(digest_size=16)
+    for key in sorted(contents):
+        digest.update(key.encode() + contents[key])
+    return digest.hexdigest()
+
+
+def _weight_files(checkpoint: str | Path) -> list[str]:
+    index_name = "model.safetensors.index.json"
+    index = cached_file(checkpoint, index_name, _raise_exceptions_for_missing_entries=False)
+    if index is None:
+        return ["model.safetensors"]
+    try:
+        return sorted(set(json.loads(Path(index).read_text("utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{index}: expected a weight_map of file names, got {error!r}") from None
+
+
+def _sampled(tensor) -> bytes:
+    """The shape of a tensor in a safetensors file, and its first and middle row (or number)."""
+    shape = tensor.get_shape()
+    if not shape:
+        return b"scalar"
+    rows = [tensor[at : at + 1].float().numpy().tobytes() for at in (0, shape[0] // 2)]
+    return repr(shape).encode() + b"".join(rows)
+
+
+def name_base(adapter: str | Path, digest: str) -> None:
+    """Writes into an adapter's adapter_config.json which weights it was trained on.
+
+    Under `auto_mapping`, where PEFT looks up the base's class and takes any other entry: it warns
+    of a field of its own that it does not know.
+    """
+    path = Path(adapter) / "adapter_config.json"
+    config = json.loads(path.read_text("utf-8"))
+    config["auto_mapping"] = (config.get("auto_mapping") or {}) | {"base_weights": digest}
+    write_whole(path, json.dumps(config, indent=2))
+
+
+@cache  # a script checks before anything is loaded, load_policy whenever: one warning is enough
+def check_adapter(adapter: str | Path, checkpoint: str | Path) -> None:
+    """Raises ValueError, in one line, for an adapter that was trained on other weights.
+
+    Warns where it does not say which: adapters of other programs, and older ones.
+    """
+    path = Path(adapter) / "adapter_config.json"
+    try:
+        config = json.loads(path.read_text("utf-8"))
+        base = config.get("base_model_name_or_path")
+        expected = (config.get("auto_mapping") or {}).get("base_weights")
+    except (OSError, ValueError, AttributeError) as error:
+        raise ValueError(f"{path}: expected a PEFT adapter's settings, got {error}") from None
+    given = weights_digest(checkpoint)
+    if not (expected and given):
+        print(
+            f"warning: {adapter} was trained on {base!r} and does not say which weights these "
+            f"were; it is put on {checkpoint}",
+            file=sys.stderr,
+        )
+    elif expected != given:
+        raise ValueError(
+            f"{adapter}: an adapter for the weights of {base!r} ({expected[:8]}), "
+            f"not for those of {checkpoint} ({given[:8]})"
+        )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from jhima.coordinates import MERGE
+from jhima.coordinates import FACTOR, MERGE
+
+MAX_CONTEXT = 8192  # whatever the model: a vLLM engine reserves memory for it
 
 
 def expand(prompt_ids: list[int], image_pad: int, tokens: int) -> list[int]:
@@ -22,6 +24,17 @@ def expand(prompt_ids: list[int], image_pad: int, tokens: int) -> list[int]:
         raise ValueError(f"expected one image placeholder in a collapsed prompt, found {count}")
     start = prompt_ids.index(image_pad)
     return prompt_ids[:start] + [image_pad] * tokens + prompt_ids[start + 1 :]
+
+
+def context(config) -> int:
+    """Tokens of prompt and reply that a model (its transformers config) can have, at most."""
+    return min(MAX_CONTEXT, config.get_text_config().max_position_embeddings)
+
+
+def room(prompt_ids: list[int], pixels: Tensor, context: int) -> int:
+    """Tokens that a reply to a collapsed prompt with a picture [H, W, 3] can have, at most."""
+    height, width, _ = pixels.shape
+    return context - (len(prompt_ids) - 1 + width * height // FACTOR**2)
 
 
 def mrope_positions(ids: Tensor, image_pad: int, grids: list[tuple[int, int]]) -> Tensor:

@@ -28,28 +28,30 @@ from collections.abc import Iterator, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
-from peft import PeftModel
+from peft import PeftModel, get_peft_model_state_dict
+from safetensors.torch import save
 from transformers import AutoConfig
 from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from jhima.coordinates import MERGE
-from jhima.models.positions import expand
+from jhima.models.gpu import free_memory
+from jhima.models.positions import MAX_CONTEXT, context, expand, room
 from jhima.models.vision import Features, decode, image_key
-from jhima.policy import Policy, free_memory
+from jhima.policy import Policy
 from jhima.prompts import Prompt
-from jhima.sampler import Completion
+from jhima.sampler import Completion, lost
 from jhima.serving import reaper
+from jhima.serving.checks import EngineFailure, served_rank
 
 _numbers = itertools.count(1)  # of adapters and requests, in all engines of this process
-
-# Adapters are read once: no need for a disk.
-_FAST_FILES = "/dev/shm" if os.path.isdir("/dev/shm") else None
 
 # An update by compiled layers without checkpointing takes 11 GiB beside 7B's weights (H200, 2,268
 # tokens). With less memory free, the backward pass would recompute the layers.
@@ -71,7 +73,7 @@ def _launch(
     device: torch.device,
     lora_rank: int,
     kv_bytes: int,
-    max_tokens: int = 8192,
+    max_tokens: int = MAX_CONTEXT,
     **options,
 ) -> AsyncLLM:
     """start_engine within `_environment`, which cannot be entered in two threads.
@@ -81,8 +83,7 @@ def _launch(
     A token of the 7B takes 56 KiB. max_tokens: of prompt and reply, limited to the model's own
     maximum. options: replace the engine arguments below.
     """
-    limit = AutoConfig.from_pretrained(checkpoint).get_text_config().max_position_embeddings
-    max_tokens = min(max_tokens, limit)
+    max_tokens = min(max_tokens, context(AutoConfig.from_pretrained(checkpoint)))
     arguments = dict(
         model=str(checkpoint),
         max_model_len=max_tokens,
@@ -91,7 +92,7 @@ def _launch(
         kv_cache_memory_bytes=kv_bytes,
         enable_prefix_caching=True,
         enable_lora=True,
-        max_lora_rank=max(8, lora_rank),
+        max_lora_rank=served_rank(lora_rank),
         limit_mm_per_prompt={"image": 0, "video": 0},
         enable_mm_embeds=True,
         generation_config="vllm",
@@ -160,13 +161,20 @@ class VllmSampler:
         self.policy, self.engine = policy, engine
         self.tokens = 0  # sampled so far, for throughput
         self.adapter: LoRARequest | None = None
-        self._files: tempfile.TemporaryDirectory | None = None
+        self._files: tuple[tempfile.TemporaryDirectory, BinaryIO] | None = None  # the adapter's
         # One picture at a time: they come from many episodes, unevenly.
         self._tower = ThreadPoolExecutor(1)
         # A bias of -100 is e^-100 of the probability: nothing, in fp32. (With a logits processor of
         # our own, vLLM would fall back on its older model runner.)
         forbidden = policy.forbidden.nonzero()[:, 0].tolist()
         self._bias = dict.fromkeys(forbidden, -100.0)
+
+    @contextmanager
+    def _alive(self) -> Iterator[None]:
+        try:
+            yield
+        except EngineDeadError:
+            raise EngineFailure(f"the vLLM engine of {self.policy.checkpoint} has died") from None
 
     async def rest(self) -> None:
         """Before an update: makes room for it where the GPU has too little memory.
@@ -176,20 +184,38 @@ class VllmSampler:
         of 8 tasks: sharing their frozen weights with the trainers could save no more than that.
         """
         if self.policy.device.type == "cuda" and free_memory() < UPDATE_ROOM:
-            await self.engine.sleep(1)
+            with self._alive():
+                await self.engine.sleep(1)
 
     async def sync(self) -> None:
         """Before a rollout: wakes the engine and gives it the policy's current adapter, if any."""
-        if await self.engine.is_sleeping():
-            torch.cuda.empty_cache()  # what the update used
-            await self.engine.wake_up()
-        if not isinstance(self.policy.model, PeftModel):
-            return
-        files = tempfile.TemporaryDirectory(prefix="adapter-", dir=_FAST_FILES)
-        self.policy.model.save_pretrained(files.name)
-        await self.load(files.name)
-        # The previous adapter's files are deleted here; vLLM may still re-read the current ones.
-        self._files = files
+        with self._alive():
+            if await self.engine.is_sleeping():
+                torch.cuda.empty_cache()  # what the update used
+                await self.engine.wake_up()
+            if isinstance(self.policy.model, PeftModel):
+                await self._send()
+
+    async def _send(self) -> None:
+        """Gives the engine the policy's adapter as files: links to memory that ends with us.
+
+        A file would stay behind when this process is killed, and /dev/shm is 64 MB in a container
+        where an adapter of the 7B has 308 MiB.
+        """
+        files = tempfile.TemporaryDirectory(prefix="adapter-", dir=reaper.start())
+        folder = Path(files.name)
+        try:
+            self.policy.model.peft_config["default"].save_pretrained(folder)
+            weights = open(os.memfd_create(folder.name), "wb")
+            weights.write(save(get_peft_model_state_dict(self.policy.model)))
+            weights.flush()
+            link = f"/proc/{os.getpid()}/fd/{weights.fileno()}"
+            (folder / "adapter_model.safetensors").symlink_to(link)
+        except OSError as error:
+            raise EngineFailure(f"no room for an adapter: {error}") from None
+        await self.load(folder)
+        # The previous adapter's are freed here; vLLM may still re-read the current one's.
+        self._files = files, weights
 
     async def load(self, adapter: str | Path) -> None:
         """Gives the engine a saved adapter. Raises RuntimeError where vLLM refuses it."""
@@ -208,6 +234,11 @@ class VllmSampler:
         """One reply to `prompt`; temperature 0 takes the likeliest token."""
         policy = self.policy
         ids = policy.prompt_ids(prompt)
+        # Pictures are decoded in parallel, ahead of the tower's turn.
+        pixels = await asyncio.to_thread(decode, prompt.image)
+        max_tokens = min(max_tokens, room(ids, pixels, self.engine.model_config.max_model_len))
+        if max_tokens < 1:
+            return lost(ids)
         states, grid = await self._features(prompt.image)
         image = {"image_embeds": states, "image_grid_thw": torch.tensor([[1, *grid]])}
         request = {
@@ -228,8 +259,9 @@ class VllmSampler:
         )
         name = f"request-{next(_numbers)}"
         replies = self.engine.generate(request, parameters, name, lora_request=self.adapter)
-        async for last in replies:  # with FINAL_ONLY there is one
-            output = last
+        with self._alive():
+            async for last in replies:  # with FINAL_ONLY there is one
+                output = last
         expected = expand(ids, policy.image_pad, grid[0] * grid[1] // MERGE**2)
         if list(output.prompt_token_ids) != expected:
             raise RuntimeError(
@@ -245,11 +277,7 @@ class VllmSampler:
         return Completion(ids, tokens, logps, policy.text(tokens), tokens[-1] != policy.im_end)
 
     async def _features(self, image: bytes) -> Features:
-        """The screenshot's features in host memory.
-
-        Pictures are decoded in parallel, ahead of the tower's turn.
-        """
-        await asyncio.to_thread(decode, image)
+        """The screenshot's features in host memory."""
         loop = asyncio.get_running_loop()
         [features] = await loop.run_in_executor(self._tower, self.policy.encode, [image])
         return features
@@ -260,6 +288,8 @@ def with_engines(
 ) -> list[VllmSampler]:
     """A sampler for each policy, on an engine of its own. The engines end with `stack`.
 
+    Raises EngineFailure where one does not start.
+
     They start, and stop, at the same time, in threads: each takes seconds even for a small model.
     An engine joins the event loop that first asks it.
     """
@@ -268,6 +298,12 @@ def with_engines(
         starts = [pool.submit(_engine_of, policy, kv_gib) for policy in policies]
     # Before a failed start raises: the others must end, too.
     stack.callback(_stop_engines, [start.result() for start in starts if not start.exception()])
+    for policy, start in zip(policies, starts):
+        if error := start.exception():
+            reason = str(error).splitlines() or [repr(error)]
+            raise EngineFailure(
+                f"the vLLM engine of {policy.checkpoint} did not start: {reason[0]}"
+            ) from None
     return [VllmSampler(policy, start.result()) for policy, start in zip(policies, starts)]
 
 

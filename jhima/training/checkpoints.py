@@ -13,6 +13,7 @@ which tasks come next.
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterable
@@ -23,6 +24,8 @@ import torch.distributed as dist
 
 from jhima.policy import Policy, save_policy
 from jhima.run_directory import write_whole
+from jhima.training import deepspeed_engine
+from jhima.training.watchdog import end
 
 
 @dataclass
@@ -32,6 +35,7 @@ class Learner:
     policy: Policy
     roles: tuple[str, ...]
     engine: object | None  # DeepSpeed's; None where the weights are never updated
+    skipped: int = 0  # steps in a row until now whose gradient was not finite
 
     @property
     def name(self) -> str:
@@ -40,6 +44,25 @@ class Learner:
 
 def trained(learners: list[Learner]) -> list[Learner]:
     return [learner for learner in learners if learner.engine is not None]
+
+
+def step(learner: Learner, lr: float) -> dict[str, float]:
+    """One update of a learner; returns the step's metrics."""
+    norm = deepspeed_engine.step(learner.engine, lr)
+    skipped = math.isnan(norm)
+    learner.skipped = (learner.skipped + 1) * skipped
+    return {"grad_norm": norm, "skipped": int(skipped)}
+
+
+def end_if_stuck(learners: list[Learner], batch: int, steps: int) -> None:
+    """Ends the run, before a checkpoint, where a model's last steps were all skipped.
+
+    steps: those of the whole run. Call it on every rank.
+    """
+    for learner in learners:
+        if learner.skipped >= min(deepspeed_engine.MOST_SKIPPED, steps):
+            count = f"{learner.skipped} steps in a row"
+            end(f"batch {batch}: gradients of the {learner.name} not finite, {count}")
 
 
 def batches_done(out: Path) -> int:

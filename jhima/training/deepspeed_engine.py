@@ -9,6 +9,7 @@ are split over micro-batches and ranks does not matter.
 from __future__ import annotations
 
 import json
+import math
 import os
 from datetime import timedelta
 from pathlib import Path
@@ -21,6 +22,9 @@ from torch import Tensor, nn
 from jhima.policy import Policy
 from jhima.training.ranks import check_shared
 from jhima.training.watchdog import watch
+
+# A run ends after so many skipped steps in a row (see `step`): its model does not recover.
+MOST_SKIPPED = 3
 
 # What a launcher would set. Port 0: any that is free.
 ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
@@ -93,11 +97,14 @@ def backward(engine, loss: Tensor) -> None:
 def step(engine, lr: float) -> float:
     """One update with the gradients that all ranks have added; returns their norm before clipping.
 
-    Every rank must have called `backward` at least once (see `nothing`).
+    NaN where they are not finite: DeepSpeed skips such an update without a word. Every rank must
+    have called `backward` at least once (see `nothing`).
     """
     for group in engine.optimizer.param_groups:
         group["lr"] = lr
     engine.step()
+    if not engine.was_step_applied():
+        return math.nan
     return float(engine.get_global_grad_norm() or 0.0)
 
 

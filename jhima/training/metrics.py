@@ -6,6 +6,7 @@ docs/metrics.md has the glossary.
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -165,9 +166,18 @@ def memory() -> dict[str, float]:
 Track = Callable[[int, dict], None]  # track(step, metrics)
 
 
+def json_line(row: dict) -> str:
+    """A row of metrics as one line. What is not finite is null: JSON knows no NaN."""
+    finite = {}
+    for name, value in row.items():
+        is_number = isinstance(value, float) and not math.isfinite(value)
+        finite[name] = None if is_number else value
+    return json.dumps(finite, allow_nan=False) + "\n"
+
+
 def write(out: Path, rows: list[dict], track: Track) -> None:
     with (out / "metrics.jsonl").open("a", encoding="utf-8") as metrics:
-        metrics.writelines(json.dumps(row) + "\n" for row in rows)
+        metrics.writelines(map(json_line, rows))
     for row in rows:
         track(row["step"], row)
 

@@ -15,6 +15,7 @@ import socket
 import sys
 import threading
 from contextlib import suppress
+from typing import NoReturn
 
 import torch.distributed as dist
 
@@ -69,6 +70,13 @@ def leave() -> None:
         connection.sendall(LEFT)
     _connections.clear()
     dist.destroy_process_group()
+
+
+def end(message: str) -> NoReturn:
+    """Ends the run on all ranks with one line. Every rank must call it."""
+    is_first = dist.get_rank() == 0
+    leave()
+    sys.exit(f"{os.path.basename(sys.argv[0])}: {message}" if is_first else 1)
 
 
 def _accept(server: socket.socket, secret: bytes, world: int) -> dict[int, socket.socket]:

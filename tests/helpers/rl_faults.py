@@ -94,6 +94,16 @@ def run_script(flags: list[str], port: int | None = None) -> None:
         train_rl.main()
 
 
+def run_not_finite(flags: list[str], log: str) -> None:
+    """The same where no gradient is finite; what it prints goes to `log`."""
+    with open(log, "a") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    objective = train_rl.objective
+    train_rl.objective = lambda *inputs: objective(*inputs) * float("nan")
+    run_script(flags)
+
+
 def run_rank(flags: list[str], rank: int, world: int, port: int, log: str) -> None:
     """The same as one of `world` ranks; what it prints goes to `log`."""
     os.environ |= {

@@ -15,6 +15,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 import jhima.models.vision
 import jhima.policy
+import train_rl
 from jhima.coordinates import smart_resize
 from jhima.models.positions import expand, mrope_positions
 from jhima.models.vision import vision_features
@@ -195,6 +196,21 @@ def test_training_sees_the_sampled_ids_and_their_log_probs(policy):
     assert len(logp) == sum(len(r.ids) for r in replies)
     assert (logp - torch.tensor([x for r in replies for x in r.logps])).abs().max() < 1e-4
     assert all(r.prompt_ids == policy.prompt_ids(p) for r, p in zip(replies, PROMPTS))
+
+
+def test_a_prompt_beyond_the_context_gets_no_reply_and_no_error(checkpoint):
+    """One that leaves some room gets a shorter reply; what was lost is not trained on."""
+    policy = load_policy(checkpoint, "cpu", torch.float32).eval()
+    lengths = [len(policy.prompt_ids(p)) - 1 + 144 for p in PROMPTS]
+    policy.context = sorted(set(lengths))[-1]  # the longest prompt has no room, the next little
+    replies = sample_all(policy, PROMPTS, max_tokens=200)
+    for length, reply in zip(lengths, replies):
+        assert len(reply.ids) <= policy.context - length
+        assert bool(reply.ids) == (length < policy.context)
+        assert reply.ids or (reply.truncated and reply.text == "")
+    samples = [Sample(r.prompt_ids, b"", r.ids, 1.0) for r in replies]
+    kept = train_rl.useful(samples, beta=0.1)
+    assert 0 < len(kept) < len(samples) and all(s.response_ids for s in kept)
 
 
 def test_only_response_tokens_get_a_gradient(policy):

@@ -2,13 +2,15 @@
 
 import csv
 import json
+import shutil
 import subprocess
 import sys
 import time
 
 import pytest
+from rl_faults import run_script
 from run_dirs import command, evaluation
-from samples import ROOT
+from samples import ROOT, start_process
 
 import evaluate
 
@@ -152,3 +154,44 @@ def test_adapters_of_a_run_and_of_its_checkpoints(tmp_path):
     assert evaluate.adapters_in(tmp_path / "only", roles) == {"actor": tmp_path / "only/actor"}
     with pytest.raises(ValueError, match="holds no adapters"):
         evaluate.adapters_in(tmp_path / "checkpoints", roles)
+
+
+def test_one_adapter_plays_both_roles_after_shared_rl(
+    checkpoint, tasks, tmp_path, monkeypatch, capsys
+):
+    """Of the finished run and of its checkpoint, over --actor's weights, which are loaded once.
+
+    Put on other weights, it is refused in one line before any model is loaded.
+    """
+    out, base = tmp_path / "rl", ROOT / "jhima" / "pocket" / "base"
+    flags = f"--shared --actor {checkpoint} --tasks {tasks} --out {out} --tasks-per-batch 1"
+    small = "--K 2 --M 2 --T 1 --plan-tokens 4 --action-tokens 4 --lora-rank 4 --limit-batches 1"
+    trained = start_process(run_script, f"{flags} {small}".split())
+    trained.join(200)
+    assert trained.exitcode == 0
+
+    loaded, load = [], evaluate.load_policy
+    monkeypatch.setattr(
+        evaluate,
+        "load_policy",
+        lambda source, *rest, **more: (
+            loaded.append((source, more["adapter"])) or load(source, *rest, **more)
+        ),
+    )
+    checkpoint_folder = out / "checkpoints" / "000001"
+    for number, (folder, own) in enumerate(
+        [(out, out / "actor"), (checkpoint_folder, checkpoint_folder / "decomposer-actor/adapter")]
+    ):
+        words = arguments(checkpoint, tasks, tmp_path / f"eval{number}")
+        words[words.index("--decomposer") + 1] = str(base)
+        shown = evaluated([*words, "--adapters", folder, "--limit", 1, "--runs", 1], capsys)
+        assert shown.startswith(f"{folder}: one set of weights, that of --actor, plays both roles")
+        assert loaded.pop() == (str(checkpoint), own) and not loaded
+
+    alone = tmp_path / "alone"
+    shutil.copytree(out / "actor", alone / "decomposer")
+    words = [*arguments(base, tasks, tmp_path / "x"), "--adapters", alone]
+    with pytest.raises(SystemExit, match="an adapter for the weights of") as refused:
+        evaluated(words, capsys)
+    assert str(refused.value).startswith("evaluate.py: ") and "\n" not in str(refused.value)
+    assert not loaded

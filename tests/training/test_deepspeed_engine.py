@@ -5,10 +5,12 @@ One of the processes may have no sample.
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
 
+import deepspeed
 import pytest
 import torch
 from samples import ROOT, make_samples
@@ -16,6 +18,7 @@ from samples import ROOT, make_samples
 import train_rl
 from jhima import grpo
 from jhima.policy import load_policy
+from jhima.training import deepspeed_engine
 
 
 def one_shot(checkpoint, passes: int = 2) -> tuple[dict, list[float]]:
@@ -87,3 +90,25 @@ def test_skipping_zero_advantages_leaves_the_gradient(checkpoint):
     assert all((a - b).abs().max() < 1e-6 for a, b in zip(*gradients)) and any(
         g.abs().max() > 1e-4 for g in gradients[0]
     )
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_step_that_is_not_finite_is_told_and_leaves_the_weights(stage, bf16, bad):
+    """By real DeepSpeed, in every ZeRO stage; the next step is taken again."""
+    deepspeed_engine.init_distributed()
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 4, dtype=torch.bfloat16 if bf16 else torch.float32)
+    config = ROOT / "ds_config.json"
+    engine = deepspeed_engine.make_engine(model, config, 1e-2, stage=stage, bf16=bf16)
+    x = torch.ones(1, 4, dtype=model.bias.dtype)
+    norms, biases = [], []
+    for factor in (1.0, bad, bad, 1.0):
+        deepspeed_engine.backward(engine, (engine(x) * factor).sum())
+        norms.append(deepspeed_engine.step(engine, 1e-2))
+        with deepspeed.zero.GatheredParameters([model.bias]):
+            biases.append(model.bias.detach().clone())
+    assert [math.isfinite(norm) for norm in norms] == [True, False, False, True]
+    assert torch.equal(biases[0], biases[2]) and not torch.equal(biases[2], biases[3])
+    assert all(bias.isfinite().all() for bias in biases)

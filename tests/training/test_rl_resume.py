@@ -10,17 +10,19 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import time
+from pathlib import Path
 
-from rl_faults import TASK, run_script
+from rl_faults import TASK, run_not_finite, run_script
 from samples import start_process
 
 KILLS = int(os.environ.get("KILLS", 1))
 BATCHES = 2 + KILLS * 3 // 4
 
 
-def start(checkpoint, out, tasks):
+def start(checkpoint, out, tasks, target=run_script, *more: object):
     # One reply at a time: which replies share a larger batch depends on timing, and would reach a
     # reply's last bit.
     flags = (
@@ -29,7 +31,21 @@ def start(checkpoint, out, tasks):
         f"--epochs {BATCHES} --decomposer {checkpoint} --actor {checkpoint} "
         f"--tasks {tasks} --out {out}"
     ).split()
-    return start_process(run_script, flags)
+    return start_process(target, flags, *more)
+
+
+def task_file(folder) -> Path:
+    task = {
+        "task_id": 0,
+        "sites": list(TASK.sites),
+        "start_url": TASK.start_url,
+        "intent": TASK.intent,
+        "eval": TASK.eval,
+        "require_login": False,
+        "intent_template_id": 0,
+    }
+    (folder / "tasks.json").write_text(json.dumps([task]))
+    return folder / "tasks.json"
 
 
 def files(out) -> int:
@@ -49,17 +65,7 @@ def rows(out) -> list[dict]:
 
 
 def test_killed_runs_equal_the_uninterrupted_one(checkpoint, tmp_path):
-    tasks = tmp_path / "tasks.json"
-    task = {
-        "task_id": 0,
-        "sites": list(TASK.sites),
-        "start_url": TASK.start_url,
-        "intent": TASK.intent,
-        "eval": TASK.eval,
-        "require_login": False,
-        "intent_template_id": 0,
-    }
-    tasks.write_text(json.dumps([task]))
+    tasks = task_file(tmp_path)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     reference = start(checkpoint, whole, tasks)
     reference.join(200)
@@ -93,3 +99,18 @@ def test_killed_runs_equal_the_uninterrupted_one(checkpoint, tmp_path):
         name = f"{role}/adapter_model.safetensors"
         assert (killed / name).read_bytes() == (whole / name).read_bytes()
     assert any(row["actor/grad_norm"] > 0 for row in rows(whole))
+
+
+def test_gradients_that_are_never_finite_end_the_run_in_one_line(checkpoint, tmp_path):
+    """The two steps of the first batch are skipped; so are those of the second, its last."""
+    out, log = tmp_path / "out", tmp_path / "log"
+    process = start(checkpoint, out, task_file(tmp_path), run_not_finite, str(log))
+    process.join(200)
+    assert process.exitcode == 1 and not (out / "actor").exists()
+    printed = log.read_text()
+    line = r"train_rl.py: batch 1: gradients of the \w+ not finite, \d steps in a row"
+    assert re.fullmatch(line, printed.splitlines()[-1]) and "Traceback" not in printed
+    assert printed.count("layers run uncompiled: there is no GPU") == 1
+    found = rows(out)
+    assert [row["actor/skipped"] for row in found] == [1] * len(found)
+    assert "NaN" not in (out / "metrics.jsonl").read_text()

@@ -16,7 +16,7 @@ import time
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from samples import ROOT, free_port, start_process
 from scalecua import demonstrations, sample, write_data, write_image
 from transformers import AutoImageProcessor, AutoTokenizer
@@ -237,3 +237,27 @@ def test_another_run_of_the_same_name_is_refused(data, checkpoint, tmp_path, mon
     monkeypatch.chdir(ROOT)
     with pytest.raises(SystemExit, match="train_sft.py: .*holds a run with --"):
         train_sft.main()
+
+
+def test_gradients_that_are_never_finite_end_the_run_in_one_line(data, checkpoint, tmp_path):
+    """Its metrics, up to then, are strict JSON, and there is no checkpoint of such a model."""
+    broken, out = tmp_path / "broken", tmp_path / "out"
+    shutil.copytree(checkpoint, broken)
+    tensors = load_file(broken / "model.safetensors")
+    tensors["model.norm.weight"][0] = float("nan")
+    save_file(tensors, broken / "model.safetensors", {"format": "pt"})
+    process = start(data, broken, out, *ACTOR)
+    process.join(120)
+    log = (tmp_path / "out.0.log").read_text()
+    assert process.exitcode == 1 and not (out / "sft.json").exists()
+    line = "train_sft.py: step 2: gradients of the actor not finite, 3 steps in a row"
+    assert log.splitlines()[-1] == line and "Traceback" not in log
+
+    def refused(constant: str):
+        raise AssertionError(constant)
+
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line, parse_constant=refused) for line in lines]
+    assert [(row["skipped"], row["grad_norm"], row["loss"]) for row in rows] == [
+        (1, None, None)
+    ] * 3
