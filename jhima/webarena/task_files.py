@@ -206,10 +206,12 @@ def _check_rules(rules: Any, where: str, page: bool) -> None:
     expect(is_object(rules, RULES) and rules, where, expected, rules)
     for rule, reference in rules.items():
         place = f"{where}.{rule}"
-        if rule == "exact_match" or (rule == "fuzzy_match" and reference == "N/A"):
+        if rule == "exact_match":
             # A field of a page may have to be empty, an answer never.
             expect_text(reference, place, empty=page)
             continue
+        if is_text(reference):  # a bare text is a list of one
+            reference = [reference]
         expect(is_list(reference, is_text), place, "a non-empty list of texts", reference)
         for alternative in OR.join(reference).split(OR):
             expect_text(alternative, place)

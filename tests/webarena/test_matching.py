@@ -5,6 +5,8 @@ import pytest
 from jhima.webarena.matching import (
     has_text,
     has_words,
+    published_has_text,
+    published_same_answer,
     published_url_match,
     same_answer,
     same_text,
@@ -145,3 +147,48 @@ def test_the_published_rules_find_raw_text():
     assert not published_url_match(f"{H}/s?b=2&a=1", f"{H}/s?a=1&b=2", "GOLD in PRED")
     assert published_url_match("http://localhost:7780/a/", f"{H}/b |OR| {H}/a", "EXACT")
     assert not published_url_match(f"{H}/a?x=1", f"{H}/a", "EXACT")
+
+
+@pytest.mark.parametrize(
+    "text, number, holds",
+    [
+        ("40.4424191", "40.442", True),  # more exact
+        ("40.449", "40.442", False),
+        ("$148.80", "148", True),
+        ("148.80", "149", False),
+        ("1.5", "1", False),  # cut short by more than 1 %
+        ("3/2", "2", False),
+        ("10:00", "0", False),
+        ("10 am", "10", False),
+        ("2023-01-02", "2", False),
+        ("2023-01-02", "2023", False),
+        ("version 1.2.3", "2", False),
+        ("914km", "914", True),
+        ("39.64USD", "39.64", True),
+        ("1st", "1", False),
+        ("12,345kg", "12", False),
+        ("12,345kg", "12345", True),
+        ("10\u201315 days", "10", True),
+        ("\u22125", "-5", True),
+    ],
+)
+def test_a_number_is_compared_by_value_and_is_no_piece_of_a_date_or_time(text, number, holds):
+    assert has_words(text, number) is holds
+
+
+@pytest.mark.parametrize(
+    "typeset, plain",
+    [
+        ("don\u2019t", "don't"),
+        ("\u201cThe Mug\u201d", "the mug"),
+        ("a\u2011b \u2013 c", "a-b - c"),
+        ("and so on\u2026", "and so on..."),
+        ("zero\u200bwidth so\u00adft", "zerowidth soft"),
+    ],
+)
+def test_typography_is_no_difference_but_by_the_published_rules(typeset, plain):
+    assert same_answer(typeset, plain) and same_text(typeset, plain)
+    assert has_words(typeset, plain) and has_text(typeset, plain)
+    if typeset[0] != "\u201c":
+        assert not published_same_answer(typeset, plain)
+        assert not published_has_text(typeset, plain)

@@ -133,7 +133,7 @@ HOSTILE = [
     ("eval.reference_answers", {"one_of": ["x"]}, "reference_answers: expected"),
     (
         "eval.reference_answers",
-        {"must_include": "5"},
+        {"must_include": 5},
         "must_include: expected a non-empty list of texts",
     ),
     ("eval.reference_answers", {"must_include": [""]}, "must_include: expected a non-empty text"),
@@ -141,7 +141,7 @@ HOSTILE = [
     ("eval.reference_answers", {"exact_match": ""}, "exact_match: expected a non-empty text"),
     (
         "eval.reference_answers",
-        {"fuzzy_match": "yes"},
+        {"fuzzy_match": {}},
         "fuzzy_match: expected a non-empty list of texts",
     ),
     (
