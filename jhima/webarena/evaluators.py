@@ -21,6 +21,7 @@ tests/webarena/test_evaluators.py):
    Python.
 8. A judge's reply without a verdict is asked for again; upstream counts it as wrong.
 9. A page to check that shows a login form is opened again after logging in.
+As in ScaleCUA's harness, terminate's info is the answer where none was given, whatever its status.
 Published numbers depend on 2 and 4: `published` (evaluate.py --published-rules) takes upstream's
 rules there. A list of fuzzy_match is one reference, judged once, as in WebArena-Lite. WebArena
 judges its items one by one, which asks for the same (the judge wants all of a reference) at more
