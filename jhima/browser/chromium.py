@@ -113,7 +113,7 @@ class Browsers:
         an exception from it for each of the lease's hosts.
         """
         width, height = lease.viewport
-        hosts = {host_of(url) for url in lease.urls.values()}
+        hosts = {host_of(url) for url in (*lease.urls.values(), *lease.hosts)}
         hosts |= {host.replace("127.0.0.1:", "localhost:") for host in hosts}
         chromium, context = await self._take(), None
         try:

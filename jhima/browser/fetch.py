@@ -6,14 +6,29 @@ import asyncio
 import time
 from http.client import HTTPException
 from urllib.error import HTTPError
-from urllib.request import ProxyHandler, Request, build_opener
+from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
+from jhima.browser.lease import host_of
 from jhima.failures import EnvironmentFailure
 
 MAX_REPLY = 4_000_000  # bytes of one REST reply; an order or a product's reviews are a few kB
 
 
-_OPENER = build_opener(ProxyHandler({}))  # past any proxy, as the browser reaches the sites
+class _SameHost(HTTPRedirectHandler):
+    """Follows redirects inside a host only: our requests carry tokens and login headers."""
+
+    def redirect_request(self, request, file, code, message, headers, url):
+        if host_of(url) != host_of(request.full_url):
+            origin = "/".join(url.split("/", 3)[:3])[:200]
+            raise ValueError(
+                f"redirects to {origin}, which is not followed: if the site calls itself that, "
+                "give it the address in sites.json as its base URL, or sites.json the site's own"
+            )
+        return super().redirect_request(request, file, code, message, headers, url)
+
+
+# Past any proxy, as the browser reaches the sites.
+_OPENER = build_opener(ProxyHandler({}), _SameHost)
 
 
 async def fetch(request: Request, seconds: float) -> tuple[int, bytes]:

@@ -57,6 +57,7 @@ class Session:
         self.operation, self.navigation = deadlines.operation, deadlines.navigation
         self.step = deadlines.step
         self.width, self.height = lease.viewport
+        self.homepage = lease.homepage
         self._pointer = (self.width / 2, self.height / 2)
 
     @property
@@ -265,6 +266,8 @@ class Session:
     async def _visit(self, text: str) -> None:
         """Opens a URL that the agent wrote, its origin spelled as in the lease for the cookies."""
         url = text.strip() if "://" in text else f"http://{text.strip()}"
+        if self.homepage and host_of(url) == "homepage.com:80":
+            return await self.tabs.load(self.page.goto(self.homepage), "opening the list of sites")
         origin = self.tabs.origins.get(host_of(url))
         if origin is None:
             return self.tabs.note(f"not on the task's sites: {text[:80]}")

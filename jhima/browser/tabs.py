@@ -50,7 +50,7 @@ class Tabs:
 
     def __init__(self, context: BrowserContext, lease: Lease, deadlines: Deadlines) -> None:
         self.context, self.deadlines = context, deadlines
-        self.origins = {}
+        self.broken, self.origins = lease.broken, {}
         for url in lease.urls.values():
             parts = urlsplit(url)
             self.origins[host_of(url)] = f"{parts.scheme}://{parts.netloc}"
@@ -168,8 +168,7 @@ class Tabs:
         if self.failed_to_load:
             await self._leave_foreign_host(returns)
             return await self.settle(returns=returns + 1)
-        # 410: a pocket world that is gone; 429: the site rations its visitors.
-        if status >= 500 or status in (410, 429):
+        if status >= 500 or status in self.broken:
             raise EnvironmentFailure("site", f"{self.page.url[:200]}: HTTP {status}")
         if host_of(self.page.url) in self.origins:
             self._last_urls[self.page] = self.page.url

@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from urllib.request import Request
 
@@ -18,8 +19,10 @@ from jhima.browser.fetch import fetch
 from jhima.browser.lease import Lease
 from jhima.episodes import Task
 from jhima.failures import EnvironmentFailure
-from jhima.webarena.sites import ACCOUNTS
+from jhima.webarena.sites import ACCOUNTS, LOGIN_FORMS
 
+# The pocket forum has no page of a user's account, but lets nobody in without a login.
+FORMS = LOGIN_FORMS | {"reddit": replace(LOGIN_FORMS["reddit"], inside="/")}
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -68,7 +71,9 @@ class PocketArena:
                 {"X-Pocket-World": world},
                 ACCOUNTS,
                 self.viewport,
+                forms=FORMS,
                 signed_in=frozenset(ACCOUNTS),
+                broken=(410, 429),  # 410: its world is gone
             )
         finally:
             # Shielded: a rollout cancelled while its world is being made drops it too.

@@ -327,9 +327,7 @@ async def _visit(page: Page, url: str, lease: Lease, session: Session) -> None:
     for again in (True, False):
         status = await _open(page, url, session.operation)
         site = await login_shown(page, lease, session.operation)
-        # 410: a pocket world that is gone; 429: a site that rations its visitors. Neither is the
-        # agent's doing.
-        broken = status >= 500 or status in (410, 429)
+        broken = status >= 500 or status in lease.broken
         if not broken and site not in lease.accounts:
             return
         if again and site in lease.accounts:

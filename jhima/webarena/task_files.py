@@ -28,7 +28,7 @@ from jhima.webarena.checks import (
     read_json,
 )
 from jhima.webarena.matching import OR, satisfies
-from jhima.webarena.sites import AND, PLACEHOLDER, SITES
+from jhima.webarena.sites import AND, NAME, PLACEHOLDER, SITES, placeholders, told
 from jhima.webarena.task_functions import parse_call
 
 DATA = Path(os.environ.get("JHIMA_DATA", Path(__file__).resolve().parents[2] / "data"))
@@ -120,21 +120,29 @@ def parse_task(row: Any, prefix: str, where: str) -> Task:
     expect(isinstance(row, dict), where, "an object", row)
     number, sites, template = row.get("task_id"), row.get("sites"), row.get("intent_template", "")
     _check_id(number, f"{where}: task_id")
-    fits = is_list(sites, lambda site: site in SITES)
-    expect(fits, f"{where}: sites", f"a non-empty list of {', '.join(SITES)}", sites)
+    fits = is_list(sites, lambda site: isinstance(site, str) and NAME.fullmatch(site))
+    expected = f"a non-empty list of {', '.join(SITES)} or names of your own"
+    expect(fits, f"{where}: sites", expected, sites)
     expect_text(row.get("start_url"), f"{where}: start_url")
     for url in row["start_url"].split(AND):
         _check_url(url, f"{where}: start_url")
     expect_text(row.get("intent"), f"{where}: intent")
     expect_text(template, f"{where}: intent_template", empty=True)
     _check_eval(row.get("eval"), f"{where}: eval")
+    targets = row["eval"].get("program_html") or ()
+    urls = [target.get("url") for target in targets if isinstance(target, dict)]
+    urls.append(row["eval"].get("reference_url"))
+    for field, value in (("start_url", row["start_url"]), ("eval", urls)):
+        unknown = placeholders(value) - set(SITES) - set(sites)
+        expected = "placeholders of WebArena's sites or the task's own"
+        expect(not unknown, f"{where}: {field}", expected, sorted(unknown))
     # Without a note WebArena compares loosely; WebArena-Lite, whose tasks name an old id, exactly.
     rule = "GOLD in PRED" if "intent_template_id" in row and "old_task_id" not in row else "EXACT"
     return Task(
         id=f"{prefix}-{number}",
         sites=tuple(sites),
         start_url=row["start_url"],
-        intent=row["intent"],
+        intent=told(row["intent"], tuple(sites), row["start_url"]),
         eval=row["eval"] | {"url_note": row["eval"].get("url_note") or rule},
         template=template,
     )

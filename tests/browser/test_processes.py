@@ -17,7 +17,8 @@ from jhima.actions import Action
 from jhima.browser.chromium import Browsers, find_chromium
 from jhima.failures import EnvironmentFailure
 from jhima.pocket.arena import PocketArena
-from jhima.webarena.login import LOGIN_FORMS, log_in
+from jhima.webarena.login import log_in
+from jhima.webarena.sites import LOGIN_FORMS
 
 # ---- sessions and processes ----
 

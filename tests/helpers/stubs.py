@@ -61,6 +61,9 @@ def lease_of(site: Site) -> SimpleNamespace:
         urls=dict.fromkeys(("shopping", "reddit", "gitlab"), site.url),
         headers={"X-World": "w1"},
         accounts={"shopping_admin": ("admin", "secret")},
+        hosts=(),
+        forms={},
+        broken=(429,),
     )
 
 

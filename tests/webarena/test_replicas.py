@@ -13,7 +13,7 @@ from shop import Shop
 
 from jhima.episodes import Task
 from jhima.failures import EnvironmentFailure
-from jhima.webarena.replicas import Replicas, check_sites, load_replicas
+from jhima.webarena.replicas import Replicas, check_sites, deal, load_replicas
 
 CHECKED = {"eval_types": ["program_html"], "program_html": []}
 CHANGES = Task("t-1", ("shopping",), "__SHOPPING__", "Buy", CHECKED)
@@ -41,7 +41,7 @@ BAD = [
     ([3], "replica 0: expected an object"),
     ([{"url": 1}], "replica 0: expected an object with"),
     ([{"urls": {}}], "replica 0: urls: expected some of shopping"),
-    ([{"urls": {"homepage": "http://h"}}], "urls: expected some"),
+    ([{"urls": {"Home page": "http://h"}}], "urls: expected some"),
     ([{"urls": {"shopping": "javascript:alert(1)"}}], "urls.shopping: expected an http"),
     ([{"urls": {"shopping": "http://u:hunter2@h"}}], "urls.shopping: expected an http"),
     ([{"urls": {"shopping": "http://h/?x"}}], "urls.shopping: expected an http"),
@@ -321,3 +321,70 @@ def test_a_long_queue_is_no_failure(arena):
         return resets
 
     assert arena(1, scenario, patience=0.4) == list(range(1, 9))  # one before each lease
+
+
+def test_a_site_of_ones_own_says_all_of_it_in_sites_json(tmp_path):
+    form = {"path": "/in", "user": "#name", "inside": "/me"}
+    notes = {"login": form, "account": ["kim", "pw"], "hosts": ["http://t:1"], "changes": False}
+    path = write(
+        tmp_path, {"urls": {"notes": "http://h"}}, sites={"notes": notes}, viewport=[800, 600]
+    )
+    (replica,) = load_replicas(path)
+    lease = replica.lease(Task("t-1", ("notes",), "__NOTES__/", "Look", CHECKED))
+    assert lease.forms["notes"].user == "#name" and lease.accounts == {"notes": ("kim", "pw")}
+    assert lease.hosts == ("http://t:1",) and lease.viewport == (800, 600)
+    assert not replica.changed_by(Task("t-1", ("notes",), "__NOTES__/", "Look", CHECKED))
+    urls = {"notes": "http://h"}
+    for wrong, message in [
+        ({"login": {"path": "/in"}, "account": ["a", "b"]}, 'login: expected "inside" or'),
+        ({"login": form}, "account: expected .user, password. for its login form"),
+        ({"hosts": "http://t"}, "hosts: expected a list of http"),
+        ({"color": 1}, "sites.notes: expected an object with some of url, login"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            load_replicas(
+                write(tmp_path, {"urls": {"notes": "http://h"}, "sites": {"notes": wrong}})
+            )
+
+
+def test_replicas_are_dealt_so_that_each_process_has_each_site(tmp_path):
+    names = ({"shopping", "reddit"}, {"shopping"}, {"reddit"})
+    entries = [{"urls": {site: f"http://h{n}{site}" for site in s}} for n, s in enumerate(names)]
+    replicas = load_replicas(write(tmp_path, *entries))
+    hands = [set().union(*(r.sites for r in hand)) for hand in deal(replicas, 2)]
+    assert hands == [{"shopping", "reddit"}] * 2
+    with pytest.raises(ValueError, match="no way to deal .* shopping 2, reddit 1"):
+        deal(replicas[:2], 2)
+
+
+def test_only_what_was_changed_is_reset_and_the_command_is_told(arena, tmp_path):
+    log = tmp_path / "log"
+    script = "import os, sys; open(sys.argv[1], 'a').write(os.environ['CHANGED_SITES'] + ';')"
+
+    async def scenario(arena, shops):
+        async with arena.lease(CHANGES) as lease:
+            lease.changed.add("shopping")
+        async with arena.lease(CHANGES):
+            return shops[0].resets
+
+    command = [sys.executable, "-c", script, str(log)]
+    with Shop() as other:
+        sites = {"map": {"url": other.url, "health": "", "reset": {"url": other.url + "/reset"}}}
+        arena(1, scenario, reset=command, sites=sites)
+        assert log.read_text() == "shopping;shopping;" and other.resets == 1
+
+
+def test_a_redirect_to_another_host_is_told_and_not_followed(arena, capsys):
+    with Shop() as elsewhere:
+
+        async def scenario(arena, shops):
+            url = elsewhere.url + "/"
+            shops[0].answer = lambda *_: (302, {"Location": url}, "")
+            shops[0].server.answer = shops[0].answer
+            with pytest.raises(EnvironmentFailure):
+                async with arena.lease(READS):
+                    pass
+            return elsewhere.seen
+
+        assert arena(1, scenario, patience=0.6, reset=None) == []
+    assert "give it the address in sites.json as its base URL" in capsys.readouterr().err

@@ -98,7 +98,7 @@ HOSTILE = [
     ("task_id", True, "task_id: expected"),
     ("task_id", "../x", "task_id: "),
     ("sites", [], "sites: expected a non-empty list of shopping, "),
-    ("sites", ["homepage"], r"got \['homepage'\]"),
+    ("sites", ["Home page"], r"got \['Home page'\]"),
     ("sites", [{}], "sites: expected"),
     ("sites", "shopping", "sites: expected"),
     (
