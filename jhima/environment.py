@@ -21,7 +21,7 @@ from jhima.pocket.arena import PocketArena
 from jhima.pocket.tasks.generate import task_list
 from jhima.pocket.teacher import MODEL, serve_teacher
 from jhima.webarena.judge import Judge
-from jhima.webarena.login import log_in, watch_blocked
+from jhima.webarena.login import enter
 from jhima.webarena.replicas import Replicas, check_sites, load_replicas
 from jhima.webarena.sites import AND, fill
 from jhima.webarena.task_files import PUBLISHED, parse_task, read_rows
@@ -95,10 +95,7 @@ class Environment:
             asyncio.timeout(self.episode_deadline),
             self.browsers.session(lease) as session,
         ):
-            watch_blocked(session, lease)
-            for site in task.sites:
-                if site not in lease.signed_in:
-                    await log_in(session, lease, site)
+            await enter(session, lease, task.sites)
             pages = fill(task.start_url, lease.urls).split(AND)
             await session.goto(*pages, *filter(None, [lease.homepage]))
             yield lease, session

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -43,6 +44,14 @@ MISNAMED = (
 )
 # What a page fetches for itself; a frame, or a page that a link leads to, is not needed.
 PARTS = {"fetch", "xhr", "image", "script", "stylesheet", "font", "websocket"}
+
+
+async def enter(session: Session, lease: Lease, sites: Iterable[str]) -> None:
+    """Logs in to an episode's sites, and watches what their pages cannot fetch."""
+    _watch_blocked(session, lease)
+    for site in sites:
+        if site not in lease.signed_in:
+            await log_in(session, lease, site)
 
 
 async def log_in(session: Session, lease: Lease, site: str) -> None:
@@ -250,7 +259,7 @@ async def _share_cookies(session: Session, url: str) -> None:
         await within(session.operation, session.context.add_cookies(copies), "copying cookies")
 
 
-def watch_blocked(session: Session, lease: Lease) -> None:
+def _watch_blocked(session: Session, lease: Lease) -> None:
     """Counts in `lease.blocked` what the sites' pages fetch and sites.json does not let them."""
     hosts = {host_of(url) for url in (*lease.urls.values(), *lease.hosts)}
 

@@ -334,7 +334,6 @@ def test_a_site_of_ones_own_says_all_of_it_in_sites_json(tmp_path):
     assert lease.forms["notes"].user == "#name" and lease.accounts == {"notes": ("kim", "pw")}
     assert lease.hosts == ("http://t:1",) and lease.viewport == (800, 600)
     assert not replica.changed_by(Task("t-1", ("notes",), "__NOTES__/", "Look", CHECKED))
-    urls = {"notes": "http://h"}
     for wrong, message in [
         ({"login": {"path": "/in"}, "account": ["a", "b"]}, 'login: expected "inside" or'),
         ({"login": form}, "account: expected .user, password. for its login form"),
@@ -342,9 +341,7 @@ def test_a_site_of_ones_own_says_all_of_it_in_sites_json(tmp_path):
         ({"color": 1}, "sites.notes: expected an object with some of url, login"),
     ]:
         with pytest.raises(ValueError, match=message):
-            load_replicas(
-                write(tmp_path, {"urls": {"notes": "http://h"}, "sites": {"notes": wrong}})
-            )
+            load_replicas(write(tmp_path, {"sites": {"notes": wrong | {"url": "http://h"}}}))
 
 
 def test_replicas_are_dealt_so_that_each_process_has_each_site(tmp_path):
