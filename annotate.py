@@ -131,8 +131,9 @@ def check(options: Options) -> None:
     """Raises ValueError where an option is missing or cannot be."""
     if options.data is None:
         raise ValueError("--data is needed (or --stats)")
-    for name, value in (("concurrency", options.concurrency), ("retries", options.retries)):
-        if value < 1:
+    for name in ("concurrency", "retries", "limit"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
             raise ValueError(f"--{name}: expected at least 1, got {value}")
 
 

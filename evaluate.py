@@ -157,6 +157,11 @@ def main() -> None:
                 check_sampler(args, args.temperature, source)
                 if role in adapters:
                     check_adapter(adapters[role], source)
+        for name in ("limit", "T", "concurrency", "browsers", "plan_tokens", "action_tokens"):
+            value = getattr(args, name)
+            if value is not None and value < 1:
+                flag = "--" + name.replace("_", "-")
+                raise ValueError(f"{flag}: expected at least 1, got {value}")
         tasks = load_tasks(args.tasks)[: args.limit]
         if args.runs < 1 or not tasks:
             counts = f"--runs {args.runs}, {len(tasks)} tasks"

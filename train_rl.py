@@ -162,14 +162,14 @@ def checked(args: Args) -> Args:
     """
     if args.no_plan:  # one group of M episodes: the baseline is the task's mean
         args = replace(args, K=1, train="actor")
-    counts = ("K", "M", "T", "tasks_per_batch", "passes", "epochs", "micro_batch", "keep")
-    for name in (*counts, "alternate"):
+    counts = "K M T tasks_per_batch passes epochs micro_batch keep alternate browsers".split()
+    for name in (*counts, "plan_tokens", "action_tokens", "concurrency", "limit_batches"):
         value = getattr(args, name)
         if value is not None and value < 1:
             raise ValueError(f"{flag(name)}: expected at least 1, got {value}")
     for name in ("temperature", "lr", "eps", "eps_high", "tis", "clip"):
         value = getattr(args, name)
-        if value is not None and not value > 0:
+        if value is not None and not 0 < value < float("inf"):
             raise ValueError(f"{flag(name)}: expected more than 0, got {value}")
     if args.no_plan:
         for name in ("shared", "replan", "milestone", "alternate"):

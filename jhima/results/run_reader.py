@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -109,9 +109,11 @@ def read_groups(run: Path) -> list[GroupRecord]:
         groups |= {folder: read_group(folder) for folder in _folders(batch)}
     for batch, task in _planned(Path(run)):
         folder = rollouts / batch / task.id
-        # Without a group.json the planned description is all that is known of the task.
-        if folder not in groups or not (groups[folder].plans or groups[folder].unreadable):
-            groups[folder] = GroupRecord(batch, folder, task)
+        group = groups.setdefault(folder, GroupRecord(batch, folder, task))
+        # Without a group.json the planned description is all that is known of the task; episodes
+        # that ended count all the same.
+        if not (group.plans or group.unreadable):
+            groups[folder] = replace(group, task=task)
     return sorted(groups.values(), key=lambda g: (_natural(g.batch), _natural(g.folder.name)))
 
 

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from run_dirs import write_run
+from run_dirs import evaluation, write_run
 
 from jhima.episodes import Task
 from jhima.results.run_reader import PLANNED, read_groups, write_planned
@@ -67,3 +67,16 @@ def test_arguments_are_read_or_empty(tmp_path):
     assert read_args(tmp_path) == {}
     (tmp_path / "args.json").write_text(json.dumps({"K": 3}))
     assert read_args(tmp_path) == {"K": 3}
+
+
+@pytest.mark.parametrize("group", ["without plans", "missing"])
+def test_a_finished_episode_counts_whatever_became_of_its_plans(tmp_path, group):
+    run = evaluation(tmp_path, {"map/a": [1]})
+    write_planned(run, 1, [Task("map-a", ("map",), "", "Do it", {})])
+    path = run / "rollouts/run_0/map-a/group.json"
+    if group == "missing":
+        path.unlink()
+    else:
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"plans": []}))
+    (record,) = read_groups(run)
+    assert [e.reward for e in record.episodes] == [1.0] and record.task.sites == ("map",)

@@ -19,6 +19,7 @@ INTENTS = (
     "Save the Hotel to my places.",
 )
 TIMEOUT = 300
+BOTH = ("--decomposer", "jhima/pocket/base", "--actor", "jhima/pocket/base")
 
 
 def run(*command: object, check: bool = True, **more) -> subprocess.CompletedProcess:
@@ -298,6 +299,13 @@ def test_evaluation_report_and_table(sft):
             "--annotations is needed",
         ),
         (["evaluate.py", "--actor", "jhima"], "evaluate.py: "),
+        (["evaluate.py", *BOTH, "--limit", -1], "--limit: expected at least 1, got -1"),
+        (["evaluate.py", *BOTH, "--concurrency", 0], "--concurrency: expected at least 1, got 0"),
+        (["evaluate.py", *BOTH, "--temperature", "nan"], "--temperature: expected a finite"),
+        (["train_rl.py", *BOTH, "--limit-batches", -1], "--limit-batches: expected at least 1"),
+        (["train_rl.py", *BOTH, "--action-tokens", 0], "--action-tokens: expected at least 1"),
+        (["train_rl.py", *BOTH, "--lr", "inf"], "--lr: expected more than 0, got inf"),
+        (["annotate.py", "--data", "README.md", "--limit", -1], "--limit: expected at least 1"),
         (["annotate.py", "--data", "README.md", "--out", "x.jsonl"], "README.md: expected JSON"),
     ],
 )
