@@ -378,3 +378,31 @@ def test_a_task_that_starts_on_two_pages_has_the_second_behind_the_first(play):
 
     (done,) = play.run(1, (task, lambda _: [look_behind]))
     assert done.reward == 1, done
+
+
+def test_one_login_serves_all_episodes_and_is_renewed_once(play):
+    def renewals(attempt):
+        return [do(lambda: play.shops[0].sessions.clear()), click("#account")]
+
+    done = play.run(1, *[(ENDS_AT, lambda _: [click("#account")])] * 8)
+    logins = ("POST", "/customer/account/login/")
+    assert [e.reward for e in done] == [1] * 8 and play.shops[0].seen.count(logins) == 1, done
+    (done,) = play.run(1, (ENDS_AT, renewals))
+    assert done.reward == 1 and play.shops[0].seen.count(logins) == 2, done
+
+
+def test_what_a_page_could_not_fetch_is_named_in_the_closing_line(play, capsys):
+    async def fetches(session):
+        await session.page.evaluate("fetch('http://tiles.example:8080/1.png').catch(() => 0)")
+
+    (done,) = play.run(1, (ENDS_AT, lambda _: [fetches, click("#account")]))
+    blocked = "requests blocked to tiles.example:8080 (sites.json: hosts) 1"
+    assert done.reward == 1 and blocked in capsys.readouterr().err, done
+
+
+def test_a_grids_filter_which_posts_a_bookmark_is_no_change(play):
+    async def filters(session):
+        await session.page.evaluate("fetch('/admin/mui/bookmark/save/', {method: 'POST'})")
+
+    (done,) = play.run(1, (ENDS_AT, lambda _: [filters, click("#account")]))
+    assert done.reward == 1 and play.env.arena.counts["changed"] == 0, done
