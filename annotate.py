@@ -24,6 +24,7 @@ import math
 import os
 import sys
 from collections import Counter
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,20 +106,21 @@ def main() -> None:
             "annotate.py: no OPENAI_API_KEY in the environment (a local teacher needs --base-url)"
         )
     api = options.api or ("chat" if options.base_url else "responses")
-    client = Client(options.base_url, options.model, options.retries, options.timeout, api=api)
-    run = AnnotationRun(client, output, every)
     try:
-        if missing and options.batch:
-            asyncio.run(annotate_batches(run, missing, options.concurrency, options.poll))
-        elif missing:
-            asyncio.run(annotate_all(run, missing, options.concurrency, prices))
+        client = Client(options.base_url, options.model, options.retries, options.timeout, api=api)
+        run = AnnotationRun(client, output, every)
+        with closing(output):
+            if missing and options.batch:
+                asyncio.run(annotate_batches(run, missing, options.concurrency, options.poll))
+            elif missing:
+                asyncio.run(annotate_all(run, missing, options.concurrency, prices))
     except ApiFailure as failure:
         sys.exit(
             f"annotate.py: the teacher {options.model} cannot be asked: {failure}; "
             "run the same command to go on"
         )
-    finally:
-        output.close()
+    except (ValueError, OSError) as error:  # a full disk, or batches of another teacher
+        sys.exit(f"annotate.py: {error}")
 
     # ---- 4. What the output holds now, and what is left ----
     count = len(output.done & every.keys())
@@ -192,7 +194,7 @@ async def annotate_all(
             async with asyncio.TaskGroup() as group:
                 for _ in range(concurrency):
                     group.create_task(worker())
-        except* ApiFailure as failures:
+        except* (ApiFailure, OSError) as failures:
             raise failures.exceptions[0] from None
 
 

@@ -33,7 +33,7 @@ import torch
 
 from jhima import cli
 from jhima.baselines.agents import AGENTS, GROUNDERS, Baseline, failing, planner_grounder
-from jhima.baselines.chat import ApiChat, ModelFailure
+from jhima.baselines.chat import ApiChat
 from jhima.environment import (
     Environment,
     EnvironmentOptions,
@@ -309,7 +309,7 @@ async def play_task(
     folder = args.out / "rollouts" / f"run_{run}" / task.id
     group = await rollout(env, agents, task, 1, 1, args.T, sampling, folder, bar.finished)
     if group is None:
-        bar.update()  # its start page never opened: the table counts it as not played
+        bar.update()  # it never began: the table counts it as not played
 
 
 # ---- --compare and --rescore: no model, no browser ----
@@ -347,4 +347,4 @@ def score_again(args: Args) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main, ModelFailure, ApiFailure, EngineFailure)
+    cli.run(main, ApiFailure, EngineFailure)

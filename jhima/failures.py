@@ -11,11 +11,11 @@ from playwright.async_api import TimeoutError as PlaywrightTimeout
 
 T = TypeVar("T")
 
-Kind = Literal["browser", "site", "login", "judge", "deadline"]
+Kind = Literal["browser", "site", "login", "judge", "model", "deadline"]
 
 
 class EnvironmentFailure(Exception):
-    """A broken browser, site, login or judge, or a deadline: no sample, never reward 0.
+    """A broken browser, site, login, judge or model, or a deadline: no sample, never reward 0.
 
     The rollout retries the episode; if it fails again, it leaves its group's mean (grpo.py).
     """

@@ -354,19 +354,19 @@ async def rollout(
     """One task's group: K plans, then K x M episodes at once, each saved as it ends.
 
     What `folder` already holds is read, not played. `finished` is called with every episode (for a
-    progress bar). Returns None if the task's start page could not be reached: the batch goes on
-    without it.
+    progress bar). Returns None if there is no start page or no plan to begin with: the batch goes
+    on without it.
     """
     saved = episodes.load_plans(folder)
     if saved is None:
+        plans = [Plan("", [])] * K
         try:
             first, failures = await first_observation(env, task)
+            if agents.decomposer:
+                draws = [sample_plan(agents, task, first, [], sampling, i) for i in range(K)]
+                plans = await asyncio.gather(*draws)
         except EnvironmentFailure:
             return None
-        plans = [Plan("", [])] * K
-        if agents.decomposer:
-            draws = [sample_plan(agents, task, first, [], sampling, i) for i in range(K)]
-            plans = await asyncio.gather(*draws)
         saved = first, plans, failures
         episodes.save_plans(folder, task, *saved)
     first, plans, failures = saved

@@ -211,7 +211,7 @@ class Baseline:
     grounder: tuple[str, ApiChat] | None = None
 
     def act(self, task: str, seed: Callable[[int, int], int], retries: int = 0) -> Act:
-        """The Act of one episode. Raises ModelFailure when a model does not answer.
+        """The Act of one episode. Raises as `ApiChat.reply` does.
 
         seed(step, attempt) gives the seed of a reply. An unreadable reply is sampled again up to
         `retries` times at temperature 1, which costs no step.

@@ -7,11 +7,8 @@ import io
 from PIL import Image
 
 from jhima.coordinates import Size
-from jhima.models.openai_client import ApiFailure, Client, RequestRefused, image_part
-
-
-class ModelFailure(RuntimeError):
-    """The model does not answer: the run cannot go on."""
+from jhima.models.openai_client import Client, image_part
+from jhima.serving.api_sampler import agents_reply
 
 
 def screenshot_part(png: bytes, size: Size | None) -> dict:
@@ -48,13 +45,8 @@ class ApiChat:
         self.client = Client(url, model, attempts, timeout)
 
     async def reply(self, messages: list[dict], sampling: dict[str, float], seed: int) -> str:
-        """The model's text, empty if the endpoint refuses the request: that is the agent's doing.
+        """The model's text. sampling: temperature, max_tokens and others of the API.
 
-        sampling: temperature, max_tokens and others of the API. Raises ModelFailure.
+        Raises what `agents_reply` raises.
         """
-        try:
-            return (await self.client.complete(messages, seed, **sampling)).text
-        except RequestRefused:
-            return ""
-        except ApiFailure as failure:
-            raise ModelFailure(f"{self.client.model} at {self.client.url}: {failure}") from None
+        return (await agents_reply(self.client, messages, seed, **sampling)).text

@@ -3,15 +3,17 @@
 Requests go up in parts. Two things alone say where each part is: a file of its trajectories,
 written before it goes up (OUT.batches/PART.json), and the server's list of batches, which carry
 the part's name. So a run that is killed anywhere and started again collects what it had sent, and
-sends nothing twice.
+sends nothing twice. The file also says who sent the part, for a server lists the batches of one
+account alone: another account's run refuses to start rather than forget what was paid for.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import uuid
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -24,7 +26,13 @@ from jhima.data import teacher
 from jhima.data.scalecua import Broken, read_trajectory
 from jhima.data.teacher import AnnotationRun
 from jhima.models import openai_client
-from jhima.models.openai_client import Reply, Unreachable, UnusableReply
+from jhima.models.openai_client import (
+    Refused,
+    Reply,
+    RequestRefused,
+    UnusableReply,
+    words_of,
+)
 from jhima.run_directory import write_whole
 
 T = TypeVar("T")
@@ -42,7 +50,22 @@ def _folder(run: AnnotationRun) -> Path:
 
 def _times_asked(run: AnnotationRun, part: str) -> dict[str, int]:
     """The trajectories of a part, each with how many times it has been asked about."""
-    return json.loads((_folder(run) / f"{part}.json").read_text("utf-8"))
+    return _read_part(run, part)["times"]
+
+
+def _read_part(run: AnnotationRun, part: str) -> dict:
+    path = _folder(run) / f"{part}.json"
+    try:
+        content = json.loads(path.read_text("utf-8"))
+        return {"sender": list(content["sender"]), "times": dict(content["times"])}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: expected a part that annotate.py sent: {error!r}") from None
+
+
+def _sender(run: AnnotationRun) -> list[str]:
+    """The address, and a digest that tells the key from others."""
+    key = hashlib.blake2b(run.client.key.encode(), digest_size=4).hexdigest()
+    return [run.client.place, key]
 
 
 async def _patiently(run: AnnotationRun, call: Callable[[], Awaitable[T]]) -> T:
@@ -53,9 +76,8 @@ async def _sent_parts(run: AnnotationRun) -> dict[str, str]:
     """The server's batches that carry the name of a part: part -> batch id."""
     parts = {}
     async for batch in run.client.sdk.batches.list(limit=100):
-        part = (batch.metadata or {}).get("part")
-        if part is not None:
-            parts[part] = batch.id
+        if isinstance(batch.metadata, dict) and "part" in batch.metadata:
+            parts[batch.metadata["part"]] = batch.id
     return parts
 
 
@@ -92,10 +114,20 @@ async def annotate_batches(run: AnnotationRun, todo: list[str], at_once: int, po
 
 
 async def _uncollected(run: AnnotationRun) -> dict[str, str]:
-    """The parts that an earlier run sent: part -> batch id. One that never arrived is forgotten."""
+    """The parts that an earlier run sent: part -> batch id. One that never arrived is forgotten.
+
+    Raises ValueError where another key or address sent one.
+    """
     parts = {path.stem for path in _folder(run).glob("*.json")}
     sent = await _patiently(run, partial(_sent_parts, run)) if parts else {}
     for part in parts - sent.keys():
+        sender = _read_part(run, part)["sender"]
+        if sender != _sender(run):
+            raise ValueError(
+                f"{_folder(run)}: holds batches sent to {sender[0]}, perhaps with another key, "
+                f"which {run.client.place} does not list: collect them with the same --base-url "
+                "and key, or delete the folder to give them up"
+            )
         (_folder(run) / f"{part}.json").unlink()
     for stray in _folder(run).glob("*.jsonl"):
         stray.unlink()
@@ -130,7 +162,8 @@ def _write_part(run: AnnotationRun, queue: deque[tuple[str, int]]) -> str | None
     if not times:
         path.unlink()
         return None
-    write_whole(_folder(run) / f"{part}.json", json.dumps(times))
+    sent = {"sender": _sender(run), "times": times}
+    write_whole(_folder(run) / f"{part}.json", json.dumps(sent))
     return part
 
 
@@ -160,45 +193,66 @@ async def _send(run: AnnotationRun, part: str) -> str:
 async def _collect(run: AnnotationRun, part: str, batch: Batch) -> list[str]:
     """Writes what a batch brought; returns the trajectories to ask about once more."""
     times, again = _times_asked(run, part), []
-    keys = list(times)
+    keys = {str(number): key for number, key in enumerate(times)}  # by custom_id
+    errors = batch.to_dict().get("errors")
+    reasons = Counter([words_of(errors)] if errors else [])  # why there is no result
     for file_id in (batch.output_file_id, batch.error_file_id):
         if not file_id:
             continue
         file = await _patiently(run, partial(run.client.sdk.files.content, file_id))
-        for line in file.content.splitlines():
+        for line in file.content.splitlines():  # of bytes, where no other character ends a line
             try:
                 result = json.loads(line)
-                key = keys[int(result["custom_id"])]
-                reply, refusal = _read_response(result.get("response") or {}, run.client.api)
-            except (ValueError, LookupError, TypeError, AttributeError, UnusableReply):
+                key = keys[result["custom_id"]]
+                reply, refusal = _read_result(run, result)
+            except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
                 run.left_out["line of a batch that cannot be read"] += 1
                 continue
-            if reply is None or key in run.output.done or key not in run.every:
-                continue
-            trajectory = read_trajectory(*run.every[key])
-            try:
-                row = teacher.annotation_row(trajectory, reply)
-            except ValueError as error:
-                if times[key] == 1 and not refusal:
-                    again.append(key)
-                    continue
-                row = teacher.failed_row(trajectory, reply, refusal or error)
-            run.output.add(row)
+            if reply is None:
+                reasons[refusal] += 1
+            elif key not in run.output.done and key in run.every:
+                again += _write_row(run, key, reply, refusal, may_ask_again=times[key] == 1)
     missing = times.keys() - run.output.done - set(again)
     if missing:
-        run.left_out[f"no result in a batch that {batch.status}"] += len(missing)
+        why = "".join(f": {run.client.one_line(words)}" for words, _ in reasons.most_common(1))
+        run.left_out[f"no result in a batch that {batch.status}{why}"] += len(missing)
     (_folder(run) / f"{part}.json").unlink()
     return again
 
 
-def _read_response(response: dict, api: str) -> tuple[Reply | None, str]:
-    """One response of a batch as (reply, why the request was refused).
+def _read_result(run: AnnotationRun, result: dict) -> tuple[Reply | None, str]:
+    """One line of a batch's results as (reply, why the request was refused).
 
-    (None, "") for a failure that may pass: its trajectory is left for the next run.
+    No reply: a failure that may pass or is not about this request, whose trajectory is left for
+    the next run.
     """
-    status = response.get("status_code") or 500
-    if status == 200:
-        return openai_client.read_reply(response["body"], api), ""
-    if openai_client.failure_kind(status) is Unreachable:
-        return None, ""
-    return Reply(""), f"HTTP {status}: {json.dumps(response.get('body'))[:500]}"
+    response = result.get("response") or {}
+    body, status = response.get("body"), response.get("status_code") or 0
+    try:
+        if status != 200:
+            raise Refused(status, body or result.get("error"))
+        return run.client.read(body, "responses" if "output" in body else "chat"), ""
+    except Refused as refusal:
+        final = refusal.kind() is RequestRefused
+        return Reply("") if final else None, run.client.one_line(str(refusal))
+    except UnusableReply as reason:
+        return None, str(reason)
+
+
+def _write_row(
+    run: AnnotationRun, key: str, reply: Reply, refusal: str, may_ask_again: bool
+) -> list[str]:
+    """Writes a trajectory's line of output; returns its key if it is to be asked about again."""
+    try:
+        trajectory = read_trajectory(*run.every[key])
+    except Broken as reason:  # its data has changed
+        run.left_out[str(reason)] += 1
+        return []
+    try:
+        row = teacher.annotation_row(trajectory, reply)
+    except ValueError as error:
+        if may_ask_again and not refusal:
+            return [key]
+        row = teacher.failed_row(trajectory, reply, refusal or error)
+    run.output.add(row)
+    return []

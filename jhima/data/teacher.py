@@ -1,13 +1,14 @@
 """The teacher's side of stage 1: requests, replies, and the file that annotations are appended to.
 
-A request is one user message with the appendix prompt and its screenshots. A request that the
-server refuses for good is recorded as failed; jhima/models/openai_client.py tells the failures
-apart.
+A request is one user message with the appendix prompt and its screenshots. A request that is
+refused for its length or content is recorded as failed, one that is refused for another reason of
+its own is left for another run; jhima/models/openai_client.py tells the failures apart.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import json
 import math
@@ -21,7 +22,14 @@ from PIL import Image
 from jhima.data.platforms import PLATFORMS
 from jhima.data.scalecua import Broken, DataSet, Trajectory, irregularities, read_trajectory
 from jhima.data.teacher_prompts import annotation_parts, read_annotation
-from jhima.models.openai_client import Client, Reply, RequestRefused, image_part
+from jhima.models.openai_client import (
+    ABOUT_THIS_REQUEST,
+    Client,
+    EndpointRefused,
+    Reply,
+    RequestRefused,
+    image_part,
+)
 
 OUTPUT_TOKENS = 700  # of a reply, for the estimate: 300 written, the rest thought
 
@@ -111,6 +119,11 @@ async def annotate(client: Client, data_set: DataSet, number: int) -> dict:
             reply = await client.complete(messages)
         except RequestRefused as refusal:
             return failed_row(trajectory, Reply("", False, tokens_in, tokens_out), refusal)
+        except EndpointRefused as refusal:
+            about_this_request = refusal.status in ABOUT_THIS_REQUEST
+            if about_this_request and await client.answers(messages):
+                raise Broken(str(refusal)) from None
+            raise
         tokens_in += reply.prompt_tokens
         tokens_out += reply.completion_tokens
         reply = Reply(reply.text, reply.truncated, tokens_in, tokens_out)
@@ -129,8 +142,10 @@ class Output:
 
     Opening it removes a line that a kill cut short. `done` holds the keys of the trajectories in
     it, `tokens` what they took in and gave out. Raises ValueError for a file that holds anything
-    else, or that another process is writing.
+    else, which is left as it is, or that another process is writing.
     """
+
+    START = b'{"trajectory": "'  # of every line
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -138,6 +153,8 @@ class Output:
         self.tokens = [0, 0]
         self.failed = 0
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not path.is_file():
+            raise ValueError(f"{path}: expected a file to append to")
         self._file = path.open("a+b")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -146,15 +163,17 @@ class Output:
         self._file.seek(0)
         whole = 0  # bytes of complete lines
         for line in self._file:
-            if not line.endswith(b"\n"):
-                break
+            cut_short = not line.endswith(b"\n")
             try:
-                self._count(json.loads(line))
-            except (ValueError, KeyError, TypeError):
+                if line[: len(self.START)] != self.START[: len(line)]:
+                    raise ValueError("not a line of ours")
+                if not cut_short:
+                    self._count(json.loads(line))
+            except (ValueError, KeyError, TypeError, RecursionError):
                 raise ValueError(
                     f"{path}: holds lines that annotate.py did not write; give another --out"
                 ) from None
-            whole += len(line)
+            whole += len(line) * (not cut_short)
         self._file.truncate(whole)
 
     def _count(self, row: dict) -> None:
@@ -163,16 +182,18 @@ class Output:
         self.tokens = [total + used for total, used in zip(self.tokens, row.get("tokens", (0, 0)))]
 
     def add(self, row: dict) -> None:
-        """Appends a line, unless its trajectory has one."""
+        """Appends a line, unless its trajectory has one. Raises OSError, as on a full disk."""
         if row["trajectory"] in self.done:
             return
-        self._file.write(json.dumps(row).encode() + b"\n")  # ASCII: a reply may hold surrogates
-        self._file.flush()
+        line = json.dumps(row).encode() + b"\n"  # ASCII: a reply may hold surrogates
+        # Without a buffer: what could not be written now must not be tried again later.
+        if os.write(self._file.fileno(), line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
         self._count(row)
 
     def close(self) -> None:
-        os.fsync(self._file.fileno())
-        self._file.close()
+        with self._file:
+            os.fsync(self._file.fileno())
 
 
 @dataclass

@@ -21,7 +21,7 @@ from jhima.episodes import Episode, Group
 from jhima.policy import Sample
 from jhima.training.deepspeed_engine import all_sum
 
-KINDS = ("browser", "site", "login", "judge", "deadline")  # of failures
+KINDS = ("browser", "site", "login", "judge", "model", "deadline")  # of failures
 
 
 def rollout_metrics(groups: list[Group], asked: int, plan_tokens: int, action_tokens: int) -> dict:

@@ -30,12 +30,14 @@ from jhima.baselines.agents import (
     planner_grounder,
     rewrap,
 )
-from jhima.baselines.chat import ApiChat, ModelFailure
+from jhima.baselines.chat import ApiChat
 from jhima.baselines.dialects import DIALECTS
 from jhima.browser.chromium import Browsers
 from jhima.browser.session import Observation
 from jhima.coordinates import smart_resize, to_grid
 from jhima.environment import Environment, load_tasks
+from jhima.failures import EnvironmentFailure
+from jhima.models.openai_client import ApiFailure
 from jhima.pocket.arena import PocketArena
 from jhima.pocket.play.oracle import oracle
 from jhima.pocket.tasks.generate import solutions
@@ -48,12 +50,15 @@ SIZE, GRID = (336, 336), smart_resize(336, 336)
 def endpoint(answer):
     """The URL of an OpenAI-compatible server that replies `answer(request body)`.
 
-    That is a text or an HTTP status.
+    That is a text, or an HTTP status with the words of an error.
     """
 
     def said(body: bytes) -> tuple[int, dict]:
         found = answer(json.loads(body))
-        return (found, {"error": {"message": "no"}}) if isinstance(found, int) else reply(found)
+        if isinstance(found, str):
+            return reply(found)
+        status, words = found
+        return status, {"error": {"message": words}} if status != 200 else {"detail": words}
 
     with Site({CHAT: said}) as site:
         yield f"{site.url}/v1"
@@ -275,20 +280,36 @@ def test_an_unreadable_reply_is_drawn_again_or_ends_the_episode():
     )
 
 
-def test_a_refused_request_is_an_empty_reply_and_a_wrong_key_ends_the_run():
-    async def ask(url):
-        return await ApiChat(url, "m", attempts=1).reply(
-            [{"role": "user", "content": "hi"}], {"temperature": 0, "max_tokens": 5}, 0
-        )
+def asked_once(url: str) -> str:
+    messages = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+    chat = ApiChat(url, "m", attempts=1)
+    return asyncio.run(chat.reply(messages, {"temperature": 0, "max_tokens": 5}, 0))
 
-    with endpoint(lambda body: 400) as url:
-        assert asyncio.run(ask(url)) == ""
-    for status in (401, 404, 500):
-        with (
-            endpoint(lambda body, status=status: status) as url,
-            pytest.raises(ModelFailure, match=f"^m at {url}: HTTP {status}: no"),
+
+@pytest.mark.parametrize("words", ["This model's maximum context length is 8", "content filter"])
+def test_a_request_that_is_too_long_or_filtered_is_an_empty_reply_and_said(words, capsys):
+    with endpoint(lambda body: (400, words)) as url:
+        assert asked_once(url) == ""
+    assert (
+        f"m at {url} refused a request, which counts as an empty reply" in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 422, 500, 200])
+def test_a_server_that_answers_nothing_ends_the_run(status):
+    with endpoint(lambda body: (status, "At most 1 image(s) may be provided")) as url:
+        with pytest.raises(
+            ApiFailure, match=f"^m at {url}: (HTTP {status}: At most 1|not a reply)"
         ):
-            asyncio.run(ask(url))
+            asked_once(url)
+
+
+@pytest.mark.parametrize("odd", [(500, "crashed"), (200, "no reply")])
+def test_an_odd_reply_to_one_request_leaves_its_episode_unscored(odd):
+    """The server answers a blank request of the same shape, so it works."""
+    with endpoint(lambda body: "Hi" if texts(body) == "Hi" else odd) as url:
+        with pytest.raises(EnvironmentFailure, match=f"^model: m at {url}: "):
+            asked_once(url)
 
 
 def test_a_model_needs_an_endpoint_unless_it_is_openais():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import signal
 import socket
 import struct
@@ -52,6 +53,8 @@ class Teacher(ThreadingHTTPServer):
         self.files: dict[str, bytes] = {}
         self.batches: dict[str, dict] = {}
         self.looks = 0
+        self.fails: dict = {}  # what becomes of a batch instead of its results
+        self.raw = ""  # put into every reply, and into the results as it is
         threading.Thread(target=self.serve_forever, daemon=True).start()
         self.url = f"http://127.0.0.1:{self.server_port}/v1"
 
@@ -70,6 +73,7 @@ class Teacher(ThreadingHTTPServer):
             self.bad[task] = max(0, self.bad.get(task, 0) - 1)
         verdict = "YES: waiting" if task.endswith("0") else "NONE"
         said = GOOD.format(task=task, verdict=verdict) if parses else "I am not sure."
+        said += self.raw
         if "input" in body:
             message = {"type": "message", "content": [{"type": "output_text", "text": said}]}
             return 200, {
@@ -126,13 +130,17 @@ class Handler(BaseHTTPRequestHandler):
                         {
                             "custom_id": request["custom_id"],
                             "response": {"status_code": status, "body": body},
-                        }
+                        },
+                        ensure_ascii=False,
                     )
                 )
             self.server.files[f"out-{name}"] = "\n".join(
                 self.server.random.sample(lines, len(lines))
             ).encode()
-            batch |= {"status": "completed", "output_file_id": f"out-{name}"}
+            batch |= self.server.fails or {
+                "status": "completed",
+                "output_file_id": f"out-{name}",
+            }
         self.send(200, batch)
 
     def do_POST(self) -> None:
@@ -417,3 +425,80 @@ def test_one_writer_at_a_time_and_no_foreign_file(tmp_path):
     with pytest.raises(ValueError, match="did not write"):
         Output(tmp_path / "b.jsonl")
     assert (tmp_path / "b.jsonl").read_text() == '{"something": "else"}\n'
+
+
+@pytest.mark.parametrize("content", ["notes", '{"something": ', "notes\n", '[{"trajectory": "x"}]'])
+def test_a_file_that_is_not_ours_is_left_as_it_is(content, meta, tmp_path):
+    out = tmp_path / "f"
+    out.write_text(content)
+    with pytest.raises(SystemExit, match="lines that annotate.py did not write"):
+        run(meta, out, "http://127.0.0.1:9/v1", "--estimate")
+    assert out.read_text() == content
+
+
+def test_a_refusal_of_the_setup_ends_the_run_and_is_asked_again(meta, tmp_path):
+    out = tmp_path / "a.jsonl"
+    with teacher() as server:
+        server.faults = ["400"] * 100
+        with pytest.raises(SystemExit, match="the teacher m cannot be asked: HTTP 400: 400"):
+            run(meta, out, server.url)
+        assert rows(out) == {}
+        server.faults = []
+        run(meta, out, server.url)
+        assert len(rows(out)) == 12
+
+
+def test_a_write_that_fails_stops_everything_in_one_line(meta, tmp_path):
+    """The disk is full after a few rows: a limit on a file's size, in a process of its own."""
+    out, said = tmp_path / "a.jsonl", tmp_path / "said"
+    with teacher() as server:
+        process = start_process(limited, meta, out, server.url, said)
+        process.join()
+        assert said.read_text().startswith("annotate.py: [Errno ")
+        assert len(said.read_text().splitlines()) == 1 and server.asked.total() < 12
+        run(meta, out, server.url)
+        assert len(rows(out)) == 12
+
+
+def limited(meta, out, url: str, said) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500))
+    try:
+        run(meta, out, url)
+    except SystemExit as ended:
+        said.write_text(str(ended))
+
+
+def test_batches_of_another_account_are_not_forgotten(meta, tmp_path, monkeypatch):
+    out = tmp_path / "a.jsonl"
+    with teacher() as server, teacher() as other:
+        process = start_process(run, meta, out, server.url, "--batch", "--poll", 60)
+        while not server.batches:
+            time.sleep(0.02)
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        with pytest.raises(SystemExit, match=f"holds batches sent to {server.url}"):
+            run(meta, out, other.url, "--batch")
+        sent, server.batches = server.batches, {}
+        monkeypatch.setenv("OPENAI_API_KEY", "another-key")
+        with pytest.raises(SystemExit, match="perhaps with another key"):
+            run(meta, out, server.url, "--batch")
+        server.batches = sent
+        run(meta, out, server.url, "--batch", "--poll", 0.02, "--timeout", 20)
+        assert len(rows(out)) == 12 and len(server.batches) == 1 and not other.asked
+
+
+def test_the_reason_of_a_failed_batch_is_said(meta, tmp_path, capsys):
+    problem = {"code": "token_limit_exceeded", "message": "Enqueued token limit reached"}
+    with teacher() as server:
+        server.fails = {"status": "failed", "errors": {"object": "list", "data": [problem]}}
+        run(meta, tmp_path / "a.jsonl", server.url, "--batch", "--poll", 0.02)
+    said = capsys.readouterr().out
+    assert "12 no result in a batch that failed: Enqueued token limit reached" in said
+
+
+def test_any_character_may_stand_in_a_batch_s_results(meta, tmp_path):
+    """Raw line separators, which end no line of JSON."""
+    with teacher() as server:
+        server.raw = "\u2028\u0085"
+        run(meta, tmp_path / "a.jsonl", server.url, "--batch", "--poll", 0.02, "--timeout", 20)
+        assert len(rows(tmp_path / "a.jsonl")) == 12 and server.asked.total() == 12
