@@ -22,6 +22,7 @@ from scalecua import demonstrations
 
 import annotate
 import jhima.data.teacher
+from jhima.data import openai_batch
 from jhima.data.scalecua import read_annotations, read_meta, read_trajectory
 from jhima.data.teacher import Output
 
@@ -316,6 +317,12 @@ def test_killed_at_random_moments_it_ends_with_the_same_file(meta, tmp_path):
     assert rows(killed) == rows(quiet) and len(rows(quiet)) == 12
 
 
+def in_small_parts(*words: object) -> None:
+    """A run in a process of its own, which has none of a test's patches."""
+    openai_batch.PART_REQUESTS = 2
+    run(*words)
+
+
 def test_batches(meta, tmp_path, monkeypatch):
     """Parts of two requests, killed while they are under way.
 
@@ -326,7 +333,9 @@ def test_batches(meta, tmp_path, monkeypatch):
     with teacher() as server:
         server.bad, server.refused = {"Open page 3": 1, "Open page 4": 2}, {"Open page 5"}
         for pause in (0.15, 0.3):
-            process = start_process(run, meta, out, server.url, "--batch", "--poll", 0.05)
+            process = start_process(
+                in_small_parts, meta, out, server.url, "--batch", "--poll", 0.05
+            )
             time.sleep(pause)
             os.kill(process.pid, signal.SIGKILL)
             process.join()
