@@ -88,6 +88,7 @@ def test_rollout_metrics_of_known_episodes():
         "failures/site": 2,
         "failures/login": 0,
         "failures/judge": 0,
+        "failures/model": 0,
         "failures/deadline": 0,
         "seconds/episode": 2.0,
         "seconds/replies": 0.5,
