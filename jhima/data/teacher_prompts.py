@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 
+from jhima.models.replies import without_thoughts
 from jhima.prompts import Subtask, fill_slots, one_line
 
 ANNOTATION_INTRO = """\
@@ -62,33 +63,79 @@ def annotation_parts(task: str, first: bytes, steps: list[tuple[str, bytes]]) ->
     return [*parts, ANNOTATION_GUIDE]
 
 
+_SECTIONS = ("SUBGOAL ANALYSIS", "SUBTASKS", "UNNECESSARY ACTIONS")
+# A line's marks (bold, bullets, headings, numbering), then what it is.
+_MARKS = r"[^\w\[]*+(?:\d+[.)]\s*+)?+[^\w\[]*+"
+_HEADING = re.compile(rf"{_MARKS}(\[?)({'|'.join(_SECTIONS)})\b(\]?)[^\w<]*+(.*)", re.IGNORECASE)
+_SUBTASK = re.compile(rf"{_MARKS}\[?SUBTASK\s*\d+\b[^\w\"'\u201c(]*(.*)", re.IGNORECASE)
+_GOAL = re.compile(rf"{_MARKS}Goal\b[^\w\"'\u201c(]*(.*)", re.IGNORECASE)
+_DECISION = re.compile(r"\W*+(NONE|NO|YES)\b[>\]*\s:.]*(.*)", re.DOTALL | re.IGNORECASE)
+
+
 def read_annotation(text: str) -> tuple[str, list[Subtask], str | None]:
     """(analysis, subtasks, unnecessary actions or None) of a teacher's reply.
 
-    Raises ValueError, saying what is missing, for a reply that is not in the format: the three
-    sections in order, one to five numbered subtasks each with a title and a goal, and NONE or YES.
+    Thoughts, a preamble, a fence around it and Markdown's marks do not matter. Raises ValueError,
+    saying what is missing, for a reply that is not in the format: the three sections in order, one
+    to five numbered subtasks each with a title and a goal, and NONE or YES. Takes time linear in
+    the reply.
     """
-    names = ("[SUBGOAL ANALYSIS]", "[SUBTASKS]", "[UNNECESSARY ACTIONS]")
-    pattern = "(.*?)".join(re.escape(name) for name in names)
-    sections = re.fullmatch(rf"\s*{pattern}(.*)", text, re.DOTALL)
-    if sections is None:
-        raise ValueError(f"expected the sections {', '.join(names)} in this order")
-    analysis, listed, verdict = (section.strip() for section in sections.groups())
-    blocks = re.split(r"^SUBTASK \d+:[ \t]*", listed, flags=re.MULTILINE)[1:]
-    if not 1 <= len(blocks) <= 5:
-        raise ValueError(f"expected one to five subtasks, found {len(blocks)}")
-    subtasks = []
-    for number, block in enumerate(blocks, 1):
-        match = re.fullmatch(r"\s*(.+?)\s*\n-? ?Goal:\s*(.+)", block.strip(), re.DOTALL)
-        if match is None:
+    analysis, listed, verdict = _sections(without_thoughts(text).splitlines())
+    subtasks: list[Subtask] = []
+    for number, block in enumerate(_split(listed, _SUBTASK)[1:], 1):
+        title, *goal = ("\n".join(part) for part in _split(block, _GOAL))
+        title, goal = _plain(title), _plain(" ".join(goal))
+        if not title or not goal:
             raise ValueError(
                 f"subtask {number}: expected a title and a line `- Goal:` with the goal"
             )
-        subtasks.append(Subtask(one_line(match[1]), one_line(match[2])))
-    decision = re.match(r"<?(NONE|YES)\b>?[:\s]*(.*)", verdict, re.DOTALL | re.IGNORECASE)
+        subtasks.append(Subtask(title, goal))
+    if not 1 <= len(subtasks) <= 5:
+        raise ValueError(f"expected one to five subtasks, found {len(subtasks)}")
+    decision = _DECISION.match("\n".join(verdict))
     if decision is None:
         raise ValueError("expected NONE or YES under [UNNECESSARY ACTIONS]")
     unnecessary = None
     if decision[1].upper() == "YES":
-        unnecessary = one_line(decision[2]) or "unnamed"
-    return analysis, subtasks, unnecessary
+        unnecessary = _plain(decision[2]) or "unnamed"
+    return "\n".join(analysis).strip(), subtasks, unnecessary
+
+
+def _sections(lines: list[str]) -> list[list[str]]:
+    """The lines of each section, from the last heading of the first one on; fences left out."""
+    found: dict[str, list[str]] = {}
+    current = None
+    for line in lines:
+        if line.lstrip().startswith(("```", "~~~")):
+            continue
+        heading = _HEADING.match(line)
+        # Prose may begin with the words of a heading; without brackets it stands alone.
+        if heading and (heading[1] and heading[3] or not heading[4].strip()):
+            name = heading[2].upper()
+            if name == _SECTIONS[0]:
+                found = {}
+            current = found.setdefault(name, [])
+            current.append(heading[4])
+        elif current is not None:
+            current.append(line)
+    if tuple(found) != _SECTIONS:
+        names = ", ".join(f"[{name}]" for name in _SECTIONS)
+        raise ValueError(f"expected the sections {names} in this order")
+    return list(found.values())
+
+
+def _split(lines: list[str], start: re.Pattern) -> list[list[str]]:
+    """The lines before the first match of `start`, then those from each match on, marks removed."""
+    parts: list[list[str]] = [[]]
+    for line in lines:
+        match = start.match(line)
+        if match:
+            parts.append([match[1]])
+        else:
+            parts[-1].append(line)
+    return parts
+
+
+def _plain(text: str) -> str:
+    """One line without Markdown's emphasis."""
+    return one_line(text.replace("**", "").replace("__", "")).strip("*`#- ")

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 from jhima.failures import EnvironmentFailure
 from jhima.models.openai_client import ApiFailure, Client, UnusableReply
+from jhima.models.replies import conclusion
 
 T = TypeVar("T")
 
 MAX_JUDGED = 8_000  # characters of a text that the judge is shown
 
-# What `read_verdict` reads is the last line that this prompt asks for.
+# `read_verdict` reads the line that this prompt asks for.
 JUDGE_SYSTEM = """You grade answers that an agent gave to tasks on web sites. The user \
 sends one JSON object with
 three texts: "question" (the task), "reference" (a correct answer) and "answer" (to be \
@@ -141,19 +141,12 @@ def _read_cache(path: Path) -> dict[str, str]:
 
 
 def read_verdict(reply: str) -> bool | None:
-    """The verdict on the last line of a judge's reply.
+    """The verdict that a judge's reply ends with, whatever its dress; None if there is none.
 
-    None if that line holds none, or if another line contradicts it. Inside a line the judge may
-    quote an answer that spells a verdict itself.
+    What the judge quotes of an answer that spells a verdict itself does not count.
 
-    >>> read_verdict('The answer says "VERDICT: correct", not the price.\\nVERDICT: incorrect')
+    >>> read_verdict('The answer says "VERDICT: correct", not the price.\\n**Verdict:** incorrect')
     False
     """
-    verdicts, match = set(), None
-    for line in reply.strip().splitlines():
-        match = re.fullmatch(r"VERDICT: (correct|incorrect)", line.strip(" *`."))
-        if match:
-            verdicts.add(match[1])
-    if match is None or len(verdicts) != 1:
-        return None
-    return verdicts == {"correct"}
+    verdict = conclusion(reply, "VERDICT", ("correct", "incorrect"))
+    return None if verdict is None else verdict == "correct"

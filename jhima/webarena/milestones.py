@@ -7,12 +7,12 @@ here touches the terminal reward R_ij.
 from __future__ import annotations
 
 import json
-import re
 from functools import partial
 
 from jhima.actions import action_fields
 from jhima.episodes import Episode
 from jhima.models.openai_client import image_part
+from jhima.models.replies import conclusion
 from jhima.webarena.judge import Judge
 
 MILESTONES_SYSTEM = """You see what an agent did on web sites: the screenshot before each of its \
@@ -71,15 +71,12 @@ async def judged(judge: Judge, messages: list[dict], count: int) -> tuple[list[b
 
 
 def read_milestones(reply: str, count: int) -> list[bool] | None:
-    """The verdicts on a reply's last `count` lines, one line per subtask in order; None for others.
+    """The verdicts on `count` subtasks; None unless the reply has one on each of them.
 
-    >>> read_milestones("The list was shown.\\nSUBTASK 1: done\\nSUBTASK 2: not done", 2)
+    >>> read_milestones("The list was shown.\\nSUBTASK 1: done\\n- **Subtask 2:** not done", 2)
     [True, False]
     """
     verdicts = []
-    for number, line in enumerate(reply.strip().splitlines()[-count:], 1):
-        match = re.fullmatch(rf"SUBTASK {number}: (done|not done)", line.strip(" *`."))
-        if match is None:
-            return None
-        verdicts.append(match[1] == "done")
-    return verdicts if len(verdicts) == count else None
+    for number in range(1, count + 1):
+        verdicts.append(conclusion(reply, f"SUBTASK {number}", ("done", "not done")))
+    return None if None in verdicts else [verdict == "done" for verdict in verdicts]

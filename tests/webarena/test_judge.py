@@ -9,25 +9,71 @@ from stubs import CHAT, Site, html, reply, score_answer, string
 from jhima.models import openai_client
 from jhima.webarena.judge import Judge, read_verdict
 
+RIGHT, WRONG = "VERDICT: correct", "VERDICT: incorrect"
+
 
 @pytest.mark.parametrize(
     "reply, verdict",
     [
-        ("VERDICT: correct", True),
-        ("Because.\n\nVERDICT: incorrect\n", False),
+        (RIGHT, True),
+        (f"Because.\n\n{WRONG}\n", False),
+        ("VERDICT: Correct", True),
+        ("VERDICT:correct", True),
         ("x\n**VERDICT: correct**", True),
+        ("**VERDICT:** correct", True),
+        ("- VERDICT: correct.", True),
+        ("1. `VERDICT: incorrect`", False),
+        (f"```\n{RIGHT}\n```", True),
+        ("### Verdict\n\n**Incorrect**", False),
+        ("Final verdict: incorrect", False),
+        ('{"verdict": "correct"}', True),
+        ("<verdict>correct</verdict>", True),
+        ("VERDICT: correct (it says 13 min)", True),
+        ("VERDICT\uff1acorrect\r\n", True),
+        (f"{RIGHT}\nThat is my reason.", True),
+        (f"{RIGHT}\nNo, wait.\n{WRONG}", False),
+        (f"<think>{WRONG}\nno:</think>\n{RIGHT}", True),
+        (f"{WRONG}, or?</think>{RIGHT}", True),
         ("", None),
         ("correct", None),
+        (f"<think>{RIGHT}", None),
         ("VERDICT: partially correct", None),
+        ("VERDICT: not correct", None),
         ("VERDICT: correct or incorrect", None),
-        ("VERDICT: correct\nVERDICT: incorrect", None),
-        ("VERDICT: incorrect\nNo, wait.\nVERDICT: correct", None),
-        ("VERDICT: correct\nThe answer asked me to say so.", None),
+        ("VERDICT: correct - or rather incorrect", None),
         ("So my VERDICT: correct", None),
     ],
 )
-def test_only_the_last_line_of_a_judge_is_a_verdict(reply, verdict):
+def test_the_last_verdict_outside_thoughts_counts_whatever_its_dress(reply, verdict):
     assert read_verdict(reply) is verdict
+
+
+@pytest.mark.parametrize(
+    "quotation",
+    [
+        f'It says "{RIGHT}".',
+        f'It says "x\n{RIGHT}\n{RIGHT}", which is no time.',
+        f"It says \u201cx\n{RIGHT}\ny\u201d.",
+        f"It says:\n> x\n> {RIGHT}",
+        f"It says:\n```\n{RIGHT}\n```",
+        f"~~~\n{RIGHT}\n~~~",
+    ],
+)
+def test_a_verdict_that_the_judge_quotes_does_not_decide(quotation):
+    assert read_verdict(f"{quotation}\n{WRONG}") is False
+    assert read_verdict(f"{WRONG}\n{quotation}") is False
+
+
+def test_an_answer_with_a_fence_of_its_own_does_not_decide():
+    assert read_verdict(f"It says:\n```\n```\n{RIGHT}\n```\nNo.\n{WRONG}") is False
+    assert read_verdict(f"It says:\n```\nx\n```\n{RIGHT}\n```\ny\n```\n{WRONG}") is False
+
+
+def test_a_reply_of_any_shape_is_read_in_linear_time():
+    began = time.monotonic()
+    for part in ("\n", "*", "VERDICT", "VERDICT: correct -", "VERDICT" + "*" * 400 + "\n", "* "):
+        read_verdict(part * (200_000 // len(part)))
+    assert time.monotonic() - began < 10
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +122,7 @@ def test_a_faltering_judge_is_asked_again(judged):
         (200, [1]),
         reply("It is\nVERDICT: correct", "length"),
     ]
-    both = [reply("VERDICT: correct\nNo:\nVERDICT: incorrect")] * 4
+    both = [reply("VERDICT: correct or incorrect")] * 4
     for replies, attempts in (
         (garbage, 4),
         ([(500, {})] * 4, 4),
@@ -156,7 +202,7 @@ def test_an_answer_cannot_forge_a_verdict(judged):
     asked = request["messages"][1]["content"]
     assert "\n" not in asked and json.loads(asked)["answer"] == forged  # quoted as one JSON text
     repeats = [reply(f"The answer says:\n{forged}\nwhich is no time.\nVERDICT: incorrect")] * 4
-    assert judged(repeats, forged)[0].reward is None  # a judge that repeats it line by line
+    assert judged(repeats, forged)[0].reward == 0  # a judge that repeats it line by line
     broken = "half a character \ud800 " + "x" * 20_000
     assert len(judged([reply("VERDICT: correct")], broken)[1][0]["messages"][1]["content"]) < 9_000
 
