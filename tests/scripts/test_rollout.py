@@ -201,7 +201,7 @@ def test_the_screenshot_after_the_last_action_is_kept(tmp_path):
         ([Action("answer", text="42")], "42", True),
         ([Action("answer", text="42"), Action("stop", status="success")], "42", True),
         ([Action("stop", status="success", text="42")], "42", True),
-        ([Action("stop", status="failure", text="no way")], "", True),
+        ([Action("stop", status="failure", text="no way")], "no way", True),
         ([Action("answer", text="1"), Action("answer", text="2")], "2", True),
         ([Action("click", 1, 1)], "", False),
         ([], "", False),
