@@ -8,11 +8,10 @@ minutes on two cores).
 import asyncio
 import json
 import os
-from types import SimpleNamespace
 
 import pytest
 from gold import ORDER, Case, build, cases
-from stubs import CHAT, URLS, Session, Site, reply, score_answer
+from stubs import CHAT, URLS, Session, Site, lease_of, reply, score_answer
 
 from jhima.environment import load_tasks
 from jhima.episodes import Task
@@ -202,9 +201,8 @@ def scored(loop, browser):
                 try:
                     page = await context.new_page()
                     await page.goto(case.url.replace("http://h", site.url))
-                    lease = SimpleNamespace(
-                        urls=urls, headers={}, accounts={"shopping_admin": ("a", "b")}
-                    )
+                    lease = lease_of(site)
+                    lease.urls, lease.headers = urls, {}
                     verdict = await score(task, lease, Session(context, page), case.answer, judge)
                     return case.what, verdict.reward
                 finally:
