@@ -79,16 +79,15 @@ class Part:
 
 
 TOKENS = "--plan-tokens 64 --action-tokens 48"
-POCKET = Part(
-    model="jhima/pocket/base",
-    demos="--limit 175",
-    decomposer="--micro-batch 4 --accumulate 1 --epochs 4 --lr 1e-3",
-    actor="--micro-batch 8 --accumulate 1 --epochs 2 --lr 5e-4",
-    rl=f"--K 3 --M 4 --T 10 --temperature 1.2 --lr 5e-4 --micro-batch 16 {TOKENS}",
-    evaluation=f"--limit 100 --runs 1 --T 10 {TOKENS}",
-)
 PARTS = {
-    "pocket": POCKET,
+    "pocket": Part(
+        model="jhima/pocket/base",
+        demos="--limit 175",
+        decomposer="--micro-batch 4 --accumulate 1 --epochs 4 --lr 1e-3",
+        actor="--micro-batch 8 --accumulate 1 --epochs 2 --lr 5e-4",
+        rl=f"--K 3 --M 4 --T 10 --temperature 1.2 --lr 5e-4 --micro-batch 16 {TOKENS}",
+        evaluation=f"--limit 100 --runs 1 --T 10 {TOKENS}",
+    ),
     "quick": Part(
         model="jhima/pocket/base",
         demos="--limit 4",
@@ -118,7 +117,7 @@ class Pipeline:
     """The stages of one run, and what they have in common."""
 
     def __init__(self, args: Args) -> None:
-        self.args, self.part = args, PARTS[args.part]
+        self.part = PARTS[args.part]
         self.out = args.out or Path(f"runs/pipeline-{args.part}")
         self.out.mkdir(parents=True, exist_ok=True)
         self.models = f"--decomposer {self.out / 'decomposer'} --actor {self.out / 'actor'}"
@@ -160,8 +159,11 @@ class Pipeline:
         """Raises Wrong, with the end of its log, unless the command ends with exit status 0."""
         status = self.start(name, *command).wait()
         if status:
-            log = (self.out / f"{name}.log").read_text("utf-8", "replace").splitlines()
-            raise Wrong(f"{name}: exit status {status}\n" + "\n".join(log[-30:]))
+            raise Wrong(f"{name}: exit status {status}\n{self.log_end(name)}")
+
+    def log_end(self, name: str) -> str:
+        lines = (self.out / f"{name}.log").read_text("utf-8", "replace").splitlines()
+        return "\n".join(lines[-30:])
 
 
 def processes() -> dict[int, str]:
@@ -244,7 +246,7 @@ def reinforce(pipe: Pipeline, name: str) -> Path:
 
     def kill() -> str:
         process = pipe.start(name, *command)
-        wait_for_episode(process, out / "rollouts" / "000001", pipe.out / f"{name}.log")
+        wait_for_episode(process, out / "rollouts" / "000001", pipe, name)
         for pid, line in processes().items():
             if "train_rl.py" in line and "deepspeed" not in line:
                 os.kill(pid, signal.SIGKILL)
@@ -273,12 +275,11 @@ def reinforce(pipe: Pipeline, name: str) -> Path:
     return out
 
 
-def wait_for_episode(process: subprocess.Popen, folder: Path, log: Path) -> None:
+def wait_for_episode(process: subprocess.Popen, folder: Path, pipe: Pipeline, name: str) -> None:
     """Until an episode is finished in `folder`. Raises Wrong if the process ends before."""
     while not list(folder.glob("*/p*_e*")):
         if process.poll() is not None:
-            lines = log.read_text("utf-8", "replace").splitlines()
-            raise Wrong("RL ended before its second batch\n" + "\n".join(lines[-30:]))
+            raise Wrong(f"{name}: ended before its second batch\n{pipe.log_end(name)}")
         time.sleep(0.2)
 
 
@@ -291,8 +292,8 @@ def read_metrics(path: Path) -> list[dict]:
     return [json.loads(line, parse_constant=refuse) for line in path.open()]
 
 
-def evaluate(pipe: Pipeline, name: str, engine: str, rl: Path | None = None) -> float:
-    """Plays pocket-eval, with the adapters of `rl`; returns the share of tasks that succeeded."""
+def evaluate(pipe: Pipeline, name: str, engine: str, rl: Path | None = None) -> dict:
+    """Plays pocket-eval, with the adapters of `rl`; returns the success over all its tasks."""
     out = pipe.out / name
     command = f"evaluate.py {engine} {pipe.models} --out {out} --tasks pocket-eval"
     if rl:
@@ -300,23 +301,23 @@ def evaluate(pipe: Pipeline, name: str, engine: str, rl: Path | None = None) -> 
 
     def play() -> str:
         pipe.run(name, *f"{command} {pipe.part.evaluation}".split())
-        return f"{100 * success_of(out):.1f} % success"
+        return f"{100 * overall(out)['mean']:.1f} % success"
 
     pipe.stage(f"evaluation, {name}", out / "results.json", play)
-    return success_of(out)
+    return overall(out)
 
 
-def success_of(run: Path) -> float:
-    return json.loads((run / "results.json").read_text())["overall"]["mean"]
+def overall(run: Path) -> dict:
+    return json.loads((run / "results.json").read_text())["overall"]
 
 
-def compare(one: float, other: float, pipe: Pipeline) -> None:
+def compare(one: dict, other: dict) -> None:
     """Raises Wrong where two success rates differ by more than their 95 % interval."""
-    tasks = int(pipe.part.evaluation.split()[1])
-    mean = (one + other) / 2
-    noise = 1.96 * math.sqrt(2 * mean * (1 - mean) / tasks)
-    if abs(one - other) > noise:
-        raise Wrong(f"success differs by sampler: {one:.3f} and {other:.3f}, noise {noise:.3f}")
+    a, b = one["mean"], other["mean"]
+    mean = (a + b) / 2
+    noise = 1.96 * math.sqrt(2 * mean * (1 - mean) / one["tasks"])
+    if abs(a - b) > noise:
+        raise Wrong(f"success differs by sampler: {a:.3f} and {b:.3f}, noise {noise:.3f}")
 
 
 def report(pipe: Pipeline, rl: Path) -> None:
@@ -345,7 +346,7 @@ def main() -> None:
         rl = reinforce(pipe, f"rl{suffix}")
         after = evaluate(pipe, f"after{suffix}", engine, rl)
         if engine != local:
-            compare(after, evaluate(pipe, f"after-local{suffix}", local, rl), pipe)
+            compare(after, evaluate(pipe, f"after-local{suffix}", local, rl))
         report(pipe, rl)
     except Wrong as wrong:
         sys.exit(f"pipeline: {wrong}")

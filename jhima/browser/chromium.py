@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from playwright.async_api import Browser, BrowserContext, Playwright, async_playwright
 
-from jhima.browser.lease import Lease, host_of
+from jhima.browser.lease import Lease
 from jhima.browser.session import Session
 from jhima.browser.tabs import Deadlines
 from jhima.failures import EnvironmentFailure, within
@@ -113,7 +113,7 @@ class Browsers:
         an exception from it for each of the lease's hosts.
         """
         width, height = lease.viewport
-        hosts = {host_of(url) for url in (*lease.urls.values(), *lease.hosts)}
+        hosts = lease.reachable
         hosts |= {host.replace("127.0.0.1:", "localhost:") for host in hosts}
         chromium, context = await self._take(), None
         try:

@@ -74,6 +74,11 @@ class Lease:
     broken: tuple[int, ...] = (429,)
     homepage: str = ""
 
+    @property
+    def reachable(self) -> set[str]:
+        """HOST:PORT of the sites, and of what their pages fetch from."""
+        return {host_of(url) for url in (*self.urls.values(), *self.hosts)}
+
 
 def host_of(url: str) -> str:
     """host:port of an http(s) URL, "" for any other text. localhost counts as 127.0.0.1.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from jhima.models.replies import without_thoughts
+from jhima.models.replies import after_thoughts
 from jhima.prompts import Subtask, fill_slots, one_line
 
 ANNOTATION_INTRO = """\
@@ -80,7 +80,7 @@ def read_annotation(text: str) -> tuple[str, list[Subtask], str | None]:
     to five numbered subtasks each with a title and a goal, and NONE or YES. Takes time linear in
     the reply.
     """
-    analysis, listed, verdict = _sections(without_thoughts(text).splitlines())
+    analysis, listed, verdict = _sections(after_thoughts(text).splitlines())
     subtasks: list[Subtask] = []
     for number, block in enumerate(_split(listed, _SUBTASK)[1:], 1):
         title, *goal = ("\n".join(part) for part in _split(block, _GOAL))

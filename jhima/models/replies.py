@@ -1,25 +1,51 @@
-"""What a reply concludes, whatever dress it wears: bold, bullets, fences, thoughts before it."""
+"""What a reply says behind its thoughts, and what it concludes in bold, bullets or fences."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator
 
+# The tags between which models think aloud, and a part between them at a reply's start.
+_TAG = re.compile(r"<(/?)(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
 _THOUGHT = re.compile(r"\s*<(think|thinking)>(.*?</\1>|.*)", re.DOTALL)
 _LONGEST_LINE = 500  # characters: a longer line is no conclusion
 _FENCE = re.compile(r"\s*(```|~~~)")
 
 
-def without_thoughts(text: str) -> str:
+def after_thoughts(text: str) -> str:
     """The reply after its thoughts: <think> parts at its start, whose opening tag may be missing.
 
-    >>> without_thoughts("<think>No. Yes.</think> Yes."), without_thoughts("No.</think>Yes.")
+    Tags further on stay: they may stand in a quotation of what was judged.
+
+    >>> after_thoughts("<think>No. Yes.</think> Yes."), after_thoughts("No.</think>Yes.")
     (' Yes.', 'Yes.')
     """
     while match := _THOUGHT.match(text):
         text = text[match.end() :]
     before, tag, after = text.partition("</think>")
     return after if tag and "<think>" not in before else text
+
+
+def without_thoughts(text: str) -> str:
+    """A reply without what stands in <think> tags.
+
+    The opening tag may be missing (a chat template may hold it), and the closing one too (the
+    reply was cut off).
+
+    >>> without_thoughts("Is it 1? No.</think>It is <think>1 or</think>2.")
+    'It is 2.'
+    """
+    said, depth, start = [], 0, 0
+    for tag in _TAG.finditer(text):
+        if depth == 0 and not tag[1]:
+            said.append(text[start : tag.start()])
+        if tag[1] and depth == 0:
+            said = []
+        depth = max(0, depth - 1) if tag[1] else 1
+        start = tag.end()
+    if depth == 0:
+        said.append(text[start:])
+    return "".join(said).strip()
 
 
 def conclusion(reply: str, label: str, values: Collection[str]) -> str | None:
@@ -31,7 +57,7 @@ def conclusion(reply: str, label: str, values: Collection[str]) -> str | None:
     >>> conclusion("The answer says:\\n> VERDICT: yes\\n**Verdict:** No.", "VERDICT", ("yes", "no"))
     'no'
     """
-    text = without_thoughts(reply).strip()
+    text = after_thoughts(reply).strip()
     word = "|".join(map(re.escape, sorted(values, key=len, reverse=True)))
     # Marks, numbering and quotes around the label and the value; perhaps a remark behind a dash.
     line = re.compile(

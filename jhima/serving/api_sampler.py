@@ -11,7 +11,7 @@ from jhima.models.openai_client import (
     Unreachable,
     image_part,
 )
-from jhima.models.reply_text import without_thoughts
+from jhima.models.replies import without_thoughts
 from jhima.prompts import Prompt
 from jhima.sampler import Completion
 

@@ -168,10 +168,10 @@ Track = Callable[[int, dict], None]  # track(step, metrics)
 
 def json_line(row: dict) -> str:
     """A row of metrics as one line. What is not finite is null: JSON knows no NaN."""
-    finite = {}
+    finite = dict(row)
     for name, value in row.items():
-        is_number = isinstance(value, float) and not math.isfinite(value)
-        finite[name] = None if is_number else value
+        if isinstance(value, float) and not math.isfinite(value):
+            finite[name] = None
     return json.dumps(finite, allow_nan=False) + "\n"
 
 

@@ -84,9 +84,7 @@ class Judge:
         Raises EnvironmentFailure("judge").
         """
         texts = {"question": question, "reference": reference, "answer": answer}
-        for name, text in texts.items():
-            # Half a character (a page can hold one) has no UTF-8 and would fail every request.
-            texts[name] = text[:MAX_JUDGED].encode("utf-8", "replace").decode()
+        texts = {name: text[:MAX_JUDGED] for name, text in texts.items()}
         # JSON quotes the texts, so an answer cannot close its own field and speak as the user.
         user = json.dumps(texts, ensure_ascii=False)
         messages = [{"role": "system", "content": JUDGE_SYSTEM}, {"role": "user", "content": user}]

@@ -163,14 +163,13 @@ async def _submit(page: Page, lease: Lease, site: str, seconds: float) -> str:
     """Fills the form in and sends it, again where the site asks to wait; returns what is wrong."""
     form, (user, password) = lease.forms[site], lease.accounts[site]
     url = lease.urls[site].rstrip("/") + form.path
-    hosts = {host_of(address) for address in (*lease.urls.values(), *lease.hosts)}
 
     async def send() -> Response | None:
         button = await _find(page, form.button)
         await (await _find(page, form.user)).fill(user)
         await (await _find(page, form.password)).fill(password)
         target = await button.evaluate(FORM_TARGET)
-        if isinstance(target, str) and host_of(target) and host_of(target) not in hosts:
+        if isinstance(target, str) and host_of(target) and host_of(target) not in lease.reachable:
             raise EnvironmentFailure("login", MISNAMED.format(site, host_of(target), url))
         try:
             async with page.expect_navigation(timeout=seconds * 1000) as navigation:
@@ -261,7 +260,7 @@ async def _share_cookies(session: Session, url: str) -> None:
 
 def _watch_blocked(session: Session, lease: Lease) -> None:
     """Counts in `lease.blocked` what the sites' pages fetch and sites.json does not let them."""
-    hosts = {host_of(url) for url in (*lease.urls.values(), *lease.hosts)}
+    hosts = lease.reachable
 
     def on_failure(request: Request) -> None:
         host = host_of(request.url)

@@ -52,8 +52,7 @@ def request(task: str, subtasks: list[str], episode: Episode) -> list[dict]:
         "answer": episode.answer[:2000],
         "final_url": episode.final_url,
     }
-    # A page may hold half a character, which has no UTF-8 and would fail the request.
-    text = json.dumps(question, ensure_ascii=False).encode("utf-8", "replace").decode()
+    text = json.dumps(question, ensure_ascii=False)
     screenshots = [step.screenshot for step in episode.steps] + [episode.last]
     images = [image_part(png) for png in screenshots if png]
     return [

@@ -41,6 +41,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -114,7 +115,7 @@ class Replica:
 
     def lease(self, task: Task) -> Lease:
         forms = {name: site.login for name, site in self.sites.items() if site.login}
-        hosts = [host for site in self.sites.values() for host in site.hosts]
+        hosts = chain.from_iterable(site.hosts for site in self.sites.values())
         return Lease(
             urls=self.urls,
             headers=self.headers,
@@ -301,6 +302,10 @@ def unplayable(replicas: Sequence[Replica], task: Task) -> str:
     )
 
 
+def changed_somewhere(replicas: Sequence[Replica], task: Task) -> bool:
+    return any(replica.serves(task) and replica.changed_by(task) for replica in replicas)
+
+
 def check_sites(replicas: Sequence[Replica], tasks: Sequence[Task], concurrency: int) -> list[str]:
     """Warnings about what these replicas do to the reward of these tasks, in plain words.
 
@@ -309,7 +314,7 @@ def check_sites(replicas: Sequence[Replica], tasks: Sequence[Task], concurrency:
     for task in tasks:
         problem = unplayable(replicas, task)
         expect(not problem, task.id, problem.removeprefix("expected "))
-    changing = sum(any(r.serves(t) and r.changed_by(t) for r in replicas) for t in tasks)
+    changing = sum(changed_somewhere(replicas, task) for task in tasks)
     if not changing:
         return []
     warnings = []
@@ -353,7 +358,7 @@ def deal(replicas: Sequence[Replica], world: int) -> list[list[Replica]]:
         if not any(missing):
             return hands
         shuffle(order)
-    counts = Counter(site for replica in replicas for site in replica.sites)
+    counts = Counter(chain.from_iterable(replica.sites for replica in replicas))
     told = ", ".join(f"{site} {count}" for site, count in counts.items())
     raise ValueError(
         f"found no way to deal these replicas to {world} processes so that each has each site "
@@ -508,13 +513,14 @@ class Replicas:
                 if await self._is_healthy(replica, replica.urls):
                     return  # it was down for a moment
                 replica.dirty |= replica.sites.keys()
-            while not await self._reset(replica):
+            while not await self.reset(replica):
                 await asyncio.sleep(self.pause)
         finally:
             replica.resting = False
             await self._notify()
 
-    async def _reset(self, replica: Replica) -> bool:
+    async def reset(self, replica: Replica) -> bool:
+        """Makes the changed sites of a replica as new; whether that worked."""
         self.counts["resets"] += 1
         try:
             async with asyncio.timeout(RESET):
@@ -545,7 +551,7 @@ class Replicas:
 
     async def _is_healthy(self, replica: Replica, sites: Iterable[str]) -> bool:
         """Whether each site answers with a good status and its own content."""
-        answers = [_problem(replica, site, self.check) for site in sites]
+        answers = [problem_of(replica, site, self.check) for site in sites]
         problems = [problem for problem in await asyncio.gather(*answers) if problem]
         if problems:
             self.counts["failed checks"] += 1
@@ -553,7 +559,7 @@ class Replicas:
         return not problems
 
 
-async def _problem(replica: Replica, site: str, seconds: float) -> str:
+async def problem_of(replica: Replica, site: str, seconds: float) -> str:
     """What is wrong with a site's first page; "" if nothing is."""
     try:
         status, body = await fetch(Request(replica.urls[site], headers=replica.headers), seconds)

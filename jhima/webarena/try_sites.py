@@ -15,7 +15,7 @@ from jhima.browser.lease import Lease
 from jhima.episodes import Task
 from jhima.failures import EnvironmentFailure
 from jhima.webarena.login import log_in
-from jhima.webarena.replicas import Replica, Replicas, _problem, load_replicas
+from jhima.webarena.replicas import Replica, Replicas, load_replicas, problem_of
 from jhima.webarena.task_functions import Shop, shopping_get_latest_order_url
 
 SECONDS = 20.0
@@ -26,14 +26,15 @@ async def try_sites(replicas: list[Replica], reset: bool) -> tuple[list[list[str
     rows, problems = [], []
     async with Replicas(replicas) as arena, Browsers() as browsers:
         for replica in replicas:
-            restored = await arena._reset(replica) if reset and replica.needs_reset else None
+            restored = await arena.reset(replica) if reset and replica.needs_reset else None
             for name, site in replica.sites.items():
                 lease = replica.lease(Task("try", (name,), site.url, "", {"eval_types": []}))
                 row = [name, site.url]
+                shop = Shop(lease, SECONDS)
                 tries = (
                     _answers(replica, name),
                     _logs_in(browsers, lease, name) if site.login else None,
-                    _reads(lease) if name == "shopping" else None,
+                    shopping_get_latest_order_url(shop) if name == "shopping" else None,
                 )
                 for work in tries:
                     row.append("-")
@@ -44,21 +45,23 @@ async def try_sites(replicas: list[Replica], reset: bool) -> tuple[list[list[str
                         except EnvironmentFailure as failure:
                             row[-1] = "NO"
                             problems.append(f"{name}: {failure.detail}")
-                known = "not tried" if replica.reset or site.reset else "none"
-                row.insert(4, known if restored is None else ("yes" if restored else "NO"))
+                row.insert(4, _resets(replica, name, restored))
                 rows.append(row)
             if restored is False:
                 problems.append(f"{replica}: the reset failed")
     return rows, problems
 
 
+def _resets(replica: Replica, name: str, restored: bool | None) -> str:
+    """A row's word on the reset; restored: whether it worked, None if it was not tried."""
+    if restored is not None:
+        return "yes" if restored else "NO"
+    return "not tried" if replica.reset or replica.sites[name].reset else "none"
+
+
 async def _answers(replica: Replica, name: str) -> None:
-    if problem := await _problem(replica, name, SECONDS):
+    if problem := await problem_of(replica, name, SECONDS):
         raise EnvironmentFailure("site", problem.removeprefix(f"{name}: "))
-
-
-async def _reads(lease: Lease) -> None:
-    await shopping_get_latest_order_url(Shop(lease, SECONDS))
 
 
 async def _logs_in(browsers: Browsers, lease: Lease, name: str) -> None:

@@ -34,7 +34,7 @@ def start_process(target, *args: object) -> multiprocessing.Process:
 
 
 def environ() -> dict[str, str]:
-    """What children see: a test may have made this process a rank, and left a launcher's
+    """What children see: a test may have turned this process into a rank, and left a launcher's
     variables.
     """
     return {

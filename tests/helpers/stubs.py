@@ -11,6 +11,7 @@ from urllib.parse import unquote_plus
 from serving import Server
 
 from jhima.actions import Action
+from jhima.browser.lease import Lease
 from jhima.episodes import Task
 from jhima.webarena.evaluators import score
 from jhima.webarena.judge import Judge
@@ -56,14 +57,12 @@ class Session:
         return await self.context.new_page()
 
 
-def lease_of(site: Site) -> SimpleNamespace:
-    return SimpleNamespace(
+def lease_of(site: Site) -> Lease:
+    return Lease(
         urls=dict.fromkeys(("shopping", "reddit", "gitlab"), site.url),
         headers={"X-World": "w1"},
         accounts={"shopping_admin": ("admin", "secret")},
-        hosts=(),
-        forms={},
-        broken=(429,),
+        viewport=(1280, 720),
     )
 
 

@@ -8,6 +8,7 @@ minutes on two cores).
 import asyncio
 import json
 import os
+from dataclasses import replace
 
 import pytest
 from gold import ORDER, Case, build, cases
@@ -201,8 +202,7 @@ def scored(loop, browser):
                 try:
                     page = await context.new_page()
                     await page.goto(case.url.replace("http://h", site.url))
-                    lease = lease_of(site)
-                    lease.urls, lease.headers = urls, {}
+                    lease = replace(lease_of(site), urls=urls, headers={})
                     verdict = await score(task, lease, Session(context, page), case.answer, judge)
                     return case.what, verdict.reward
                 finally:
